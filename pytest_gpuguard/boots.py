@@ -1,0 +1,269 @@
+"""The servers of one run: leases taken, booted, shared among claims that only observe, stopped, checked for leaks.
+
+A server is kept for as long as a claim that is still to come declares the same one; it never outlives the run.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from .claims.observation import Observation
+from .engines.base import BootSpec, Engine
+from .engines.boot import Boot, Limits, Progress
+from .facts.holders import describe_dirty
+from .facts.lease import Lease, PortRange, UnsupportedPlatform
+
+if TYPE_CHECKING:
+    from .session import Session
+
+
+class LeaseFailed(RuntimeError):
+    """GPUs, ports or the server slot could not be had, or a GPU is not clean. ``outcome`` is the host fault."""
+
+    def __init__(self, outcome: str, message: str) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
+@dataclass(slots=True)
+class LiveBoot:
+    """One boot and what it holds. ``touched`` once a test's own code has used the server."""
+
+    spec: BootSpec
+    observation: Observation
+    boot: Boot | None = None
+    touched: bool = False
+    shared: bool = True
+    held: list[Any] = field(default_factory=list)
+    leak: str | None = None
+
+
+class BootPool:
+    """Boots servers and keeps them while they are wanted."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._live: list[LiveBoot] = []
+        self._wanted: Counter[Hashable] = Counter()
+        self._keys: dict[BootSpec, Hashable] = {}
+        self.booted = 0
+
+    # ------------------------------------------------------------------------------------------------------ sharing
+
+    def expect(self, keys: Iterable[Hashable]) -> None:
+        """Tell which declarations are still to come in this run; counted after deselection."""
+        self._wanted = Counter(keys)
+
+    def find(self, spec: BootSpec) -> LiveBoot | None:
+        """A boot of an equal declaration that no test's code has touched: up and alive, or failed."""
+        for live in self._live:
+            if live.spec == spec and live.shared and not live.touched and (live.boot is None or live.boot.alive):
+                return live
+        return None
+
+    def settle(self, done: Hashable | None, following: Hashable | None) -> list[str]:
+        """After a test: stop what nobody will use. ``following`` is the next test's declaration, if it has one.
+
+        Returns the leaks of the boots that ended, one line each.
+        """
+        if done is not None:
+            self._wanted[done] -= 1
+        leaks = []
+        for live in list(self._live):
+            key = self._keys.get(live.spec)
+            keep = (
+                live.shared
+                and not live.touched
+                and self._wanted[key] > 0
+                and following == key
+                and (live.boot is None or live.boot.alive)
+            )
+            if not keep:
+                self.stop(live)
+                leaks += [live.leak] if live.leak else []
+        return leaks
+
+    def close(self) -> list[str]:
+        """Stop everything; returns the leaks."""
+        self._wanted.clear()
+        return self.settle(None, None)
+
+    # --------------------------------------------------------------------------------------------------------- boot
+
+    def boot(
+        self,
+        spec: BootSpec,
+        engine: Engine,
+        test: str,
+        candidates: Sequence[str],
+        *,
+        key: Hashable = None,
+        shared: bool = True,
+        version: str | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+        on_wait: Callable[[str], None] | None = None,
+    ) -> LiveBoot:
+        """Take a lease, boot, watch. Idle servers of this run are stopped first: they may hold what is needed.
+
+        Raises LeaseFailed, OSError; whatever is raised, nothing is held or left running.
+        """
+        for live in list(self._live):
+            if live.shared or live.boot is None or not live.boot.alive:
+                self.stop(live)
+        held: list[Any] = []
+        boot: Boot | None = None
+        try:
+            lease = self._lease(spec, test, candidates, held, on_wait)
+            boot = self._make(spec, engine, lease, held, version, on_progress, test)
+            self.booted += 1
+            observation = boot.run()
+        except BaseException:
+            if boot is not None:
+                boot.stop()
+            for one in held:
+                one.release()
+            raise
+        live = LiveBoot(spec, observation, boot, shared=shared, held=held)
+        self._live.append(live)
+        self._keys[spec] = key
+        if not observation.ready:
+            self.stop(live, keep=True)
+        return live
+
+    def stop(self, live: LiveBoot, keep: bool = False) -> None:
+        """End a server and give its lease back once its GPUs are clean again. ``keep`` keeps its observation."""
+        if live.boot is not None:
+            boot, live.boot = live.boot, None
+            try:
+                boot.stop()
+                live.leak = self._leak(boot)
+            finally:
+                for one in live.held:
+                    one.release()
+                live.held = []
+        if live.leak is not None:
+            live.observation = replace(live.observation, leak=live.leak)
+        if not keep and live in self._live:
+            self._live.remove(live)
+
+    def _make(
+        self,
+        spec: BootSpec,
+        engine: Engine,
+        lease: Lease,
+        held: Sequence[Any],
+        version: str | None,
+        on_progress: Callable[[Progress], None] | None,
+        test: str,
+    ) -> Boot:
+        config = self._session.config
+        name = re.sub(r"[^A-Za-z0-9._-]+", "_", test.rpartition("::")[2] or "server")[:80]
+        log = config.log_dir / f"{time.strftime('%Y%m%d-%H%M%S')}-{lease.ports.base}-{name}.log"
+        return Boot(
+            spec,
+            engine,
+            lease,
+            log,
+            Limits(config.stall_s, config.grace_s),
+            version=version,
+            majors=self._majors(lease.uuids),
+            fds=[fd for one in held for fd in one.fds],
+            on_progress=on_progress,
+            used_bytes=(lambda: self._used(lease.uuids)) if lease.uuids else None,
+        )
+
+    # -------------------------------------------------------------------------------------------------------- lease
+
+    def _lease(
+        self,
+        spec: BootSpec,
+        test: str,
+        candidates: Sequence[str],
+        held: list[Any],
+        on_wait: Callable[[str], None] | None,
+    ) -> Lease:
+        from .lease.dirs import LockDirError
+        from .lease.flocks import LeaseTimeout
+        from .lease.gpus import lease_gpus
+        from .lease.ports import PortsExhausted, lease_ports
+        from .lease.slots import lease_slot
+
+        config = self._session.config
+
+        def waiting(holders: Sequence[Any], seconds: float) -> None:
+            if on_wait is not None:
+                on_wait(f"waiting for {', '.join(map(str, holders)) or 'a lease'} since {seconds:.0f} s")
+
+        try:
+            uuids: tuple[str, ...] = ()
+            if spec.gpus:
+                gpus = lease_gpus(candidates, spec.gpus, config.wait_s, waiting, test=test)
+                held.append(gpus)
+                uuids = gpus.uuids
+            else:
+                held.append(lease_slot(wait_s=config.wait_s, on_wait=waiting, test=test))
+            first, last = config.ports
+            ports = lease_ports(first, last, test=test)
+            held.append(ports)
+        except (LeaseTimeout, PortsExhausted, LockDirError, UnsupportedPlatform) as error:
+            raise LeaseFailed("infra.lease", str(error)) from error
+        self._clean_room(uuids)
+        indices = tuple(self._session.rig.gpu(uuid).index for uuid in uuids)
+        return Lease(uuids, indices, PortRange(ports.base, ports.size), socket.gethostname(), test)
+
+    @contextmanager
+    def leased_gpus(self, candidates: Sequence[str], count: int, test: str) -> Iterator[tuple[str, ...]]:
+        """GPUs without a server, clean before and after. Raises LeaseFailed."""
+        from .lease.dirs import LockDirError
+        from .lease.flocks import LeaseTimeout
+        from .lease.gpus import lease_gpus
+
+        try:
+            gpus = lease_gpus(candidates, count, self._session.config.wait_s, test=test)
+        except (LeaseTimeout, LockDirError, UnsupportedPlatform) as error:
+            raise LeaseFailed("infra.lease", str(error)) from error
+        with gpus:
+            self._clean_room(gpus.uuids)
+            yield gpus.uuids
+            dirty = self._dirty(gpus.uuids)
+            if dirty:
+                raise LeaseFailed("infra.dirty_gpu", "memory did not come back after the test: " + "; ".join(dirty))
+
+    def _clean_room(self, uuids: Sequence[str]) -> None:
+        dirty = self._dirty(uuids)
+        if dirty:
+            raise LeaseFailed("infra.dirty_gpu", "not clean before the boot: " + "; ".join(dirty))
+
+    def _leak(self, boot: Boot) -> str | None:
+        dirty = self._dirty(boot.lease.uuids)
+        return f"after {boot.spec.model} stopped, memory did not come back: " + "; ".join(dirty) if dirty else None
+
+    def _dirty(self, uuids: Sequence[str]) -> list[str]:
+        if not uuids:
+            return []
+        from .lease.clean import wait_until_clean
+
+        config, nvml = self._session.config, self._session.nvml
+        found = wait_until_clean(
+            lambda: {uuid: memory.used for uuid, memory in nvml.memory(uuids).items()},
+            uuids,
+            config.baseline_bytes,
+            config.reclaim_s,
+            unknown_is_clean=True,
+        )
+        processes = nvml.processes([uuid for uuid, _ in found]) if found else {}
+        return [describe_dirty(uuid, used, processes.get(uuid, [])) for uuid, used in found]
+
+    def _majors(self, uuids: Sequence[str]) -> tuple[int, ...]:
+        found = (self._session.rig.gpu(uuid).compute_capability for uuid in uuids)
+        return tuple(sorted({one[0] for one in found if one is not None}))
+
+    def _used(self, uuids: Sequence[str]) -> int:
+        return sum(memory.used or 0 for memory in self._session.nvml.memory(uuids).values())

@@ -1,0 +1,101 @@
+"""What one judgement is, and the words for the facts that it rests on. Decides nothing and measures nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from .observation import Observation
+
+
+class Verdict(str, Enum):
+    """What became of an expectation. Order of definition is from worst to best."""
+
+    INFRA = "INFRA"
+    WORSE = "CONTRADICTED (worse)"
+    CHANGED = "CHANGED"
+    BETTER = "CONTRADICTED (better)"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    UNSTATED = "UNSTATED"
+    NOT_EVALUATED = "NOT_EVALUATED"
+    HOLDS = "HOLDS"
+
+    @property
+    def severity(self) -> int:
+        """0 is the worst."""
+        return list(Verdict).index(self)
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What the test's own code did after the server was ready. ``error`` is one line; ``kind`` says whose it is.
+
+    ``kind``: ``passed``, ``assertion`` (contradicts a positive claim), ``skip``, ``error`` (the test's own fault),
+    ``timeout`` (a deadline of ours or the user's passed in it), ``not_run``.
+    """
+
+    kind: str = "not_run"
+    error: str | None = None
+
+
+NOT_RUN: Final = Body()
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """One expectation's verdict. ``fact`` is the decisive fact in one line; ``details`` is for a person who must act.
+
+    ``reason`` is the kind of an unmet need, for counting, when the verdict is NOT_EVALUATED.
+    """
+
+    expectation: str
+    verdict: Verdict
+    outcome: str
+    fact: str
+    details: tuple[str, ...] = ()
+    reason: str | None = None
+
+
+def worst(judgements: Sequence[Judgement]) -> Judgement:
+    """The judgement that decides the test."""
+    return min(judgements, key=lambda judgement: judgement.verdict.severity)
+
+
+def ready(observation: Observation) -> str:
+    """``ready in 42 s``."""
+    return "ready" + (f" in {observation.elapsed_s:.0f} s" if observation.elapsed_s is not None else "")
+
+
+def decisive(observation: Observation) -> str:
+    """Outcome and the line that decides it, in one line."""
+    said = observation.decisive.text.strip() if observation.decisive else observation.note or observation.why
+    if not said:
+        said = observation.tail[-1].strip() if observation.tail else "the log is empty"
+    return f"{observation.outcome}: {short(said)}"
+
+
+def details(observation: Observation) -> tuple[str, ...]:
+    """What a person must see to act: the line, why, the phase, the log and its end."""
+    lines = []
+    if observation.decisive is not None:
+        text = short(observation.decisive.text.strip(), 300)
+        lines.append(f"line {observation.decisive.line}: {text}" if observation.decisive.line else text)
+    if observation.why:
+        lines.append(observation.why)
+    if observation.note:
+        lines.append(observation.note)
+    lines.append(f"phase reached: {observation.phase}")
+    if observation.log:
+        lines.append(f"log: {observation.log}")
+    lines += [f"| {short(line, 200)}" for line in observation.tail[-8:]]
+    return tuple(lines)
+
+
+def short(text: str, limit: int = 160) -> str:
+    """Cut to ``limit`` characters, with an ellipsis."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,106 @@
+"""What happened to one boot, as frozen values: the only thing that a judge looks at.
+
+Every size is in GiB, also where the engine prints "GB"; times are in seconds. Unknown numbers are None, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from .outcome import READY
+
+
+@dataclass(frozen=True, slots=True)
+class Decisive:
+    """The line that decides the outcome. ``line`` counts from 1 in the merged log; 0 is a check before any boot."""
+
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTable:
+    """Memory of the fullest rank, phase by phase, in GiB as the engine measured it.
+
+    ``reserved_gib`` is what the fraction holds back, avail_before·(1−f); ``rest_gib`` = avail_after_weights −
+    reserved; ``f_min`` = 1 − avail_after_weights/avail_before (sglang.md §1.3). ``kv_tokens`` is
+    max_total_num_tokens.
+    """
+
+    avail_before_gib: float | None = None
+    avail_after_weights_gib: float | None = None
+    weights_gib: float | None = None
+    mem_fraction_static: float | None = None
+    reserved_gib: float | None = None
+    rest_gib: float | None = None
+    f_min: float | None = None
+    kv_tokens: int | None = None
+    kv_gib: float | None = None
+    graph_gib: float | None = None
+    free_gib: float | None = None
+
+    def as_dict(self) -> dict[str, float | int | None]:
+        """The table with stable keys, for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class LogReading:
+    """What one engine's log alone says: the result of ``diagnose.classify`` over a log, whole or so far.
+
+    ``fatal`` is True when the outcome is a failure that the engine does not come back from. ``consequences`` are
+    later failures that follow from the decisive one. ``clipped`` is (tokens asked for, tokens granted) when the engine
+    cut ``--max-total-tokens`` to what fits. ``fullest_rank`` is the rank that ``memory`` describes ("TP3"; "" when the
+    log names no ranks, None when no rank printed its memory).
+    """
+
+    outcome: str
+    phase: str
+    engine: str | None = None
+    engine_version: str | None = None
+    decisive: Decisive | None = None
+    signature: str | None = None
+    why: str | None = None
+    fatal: bool = False
+    consequences: tuple[str, ...] = ()
+    memory: MemoryTable = field(default_factory=MemoryTable)
+    ready_line: bool = False
+    lines: int = 0
+    clipped: tuple[int, int] | None = None
+    fullest_rank: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one boot did: outcome, phase reached, the line that decides, memory, resolved settings, samples.
+
+    ``settings`` are the server's own resolved arguments (from its server_info, else empty). ``samples`` holds what
+    was measured after ready, by name (``toks`` → list of tok/s). ``tail`` are the last log lines, without secrets.
+    ``note`` is a sentence of ours about how the outcome was reached, e.g. a deadline.
+    """
+
+    engine: str
+    outcome: str
+    phase: str
+    engine_version: str | None = None
+    decisive: Decisive | None = None
+    why: str | None = None
+    note: str | None = None
+    memory: MemoryTable = field(default_factory=MemoryTable)
+    settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    samples: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    requested_tokens: int | None = None
+    log: str | None = None
+    tail: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+    elapsed_s: float | None = None
+    leak: str | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the server came up and stayed up for as long as it was watched."""
+        return self.outcome == READY

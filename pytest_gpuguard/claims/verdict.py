@@ -1,0 +1,244 @@
+"""How an observation stands to an expectation: the verdict table as data, and pure functions that read it.
+
+The judge looks at recorded observations only, never at the exception that left the test and never at an exit code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
+from types import MappingProxyType
+from typing import Final
+
+from .claim import Claim
+from .expect import Expectation, Fails, Fits, Ooms, Unsupported
+from .judgement import NOT_RUN, Body, Judgement, Verdict, decisive, details, ready, worst
+from .measured import MEASURES
+from .observation import Observation
+from .outcome import GPU_OOM_PHASES, HOST_FAULTS, READY, STACK_FAILURES, UNDECIDED
+from .window import VersionOf
+
+__all__ = ["TABLE", "Body", "Judgement", "Seen", "Verdict", "judge", "judge_claim", "row_of", "seen", "worst"]
+
+
+class Seen(str, Enum):
+    """The columns of the verdict table: what was observed, as one expectation sees it."""
+
+    READY = "ready"
+    CLAIMED = "the claimed failure"
+    OTHER = "another failure of the stack"
+    UNKNOWN = "unknown failure"
+    HOST = "fault of host or harness"
+
+
+#: Rows: ``positive`` (fits, works, max_mem, expect_toks, compare, uses), ``negative`` (ooms, unsupported, fails) and
+#: ``off`` (ignores, unsupported by falling back). ``ready`` is refined by what was measured.
+TABLE: Final[Mapping[tuple[str, Seen], Verdict]] = MappingProxyType(
+    {
+        ("positive", Seen.READY): Verdict.HOLDS,
+        ("positive", Seen.OTHER): Verdict.WORSE,
+        ("positive", Seen.UNKNOWN): Verdict.WORSE,
+        ("positive", Seen.HOST): Verdict.INFRA,
+        ("negative", Seen.READY): Verdict.BETTER,
+        ("negative", Seen.CLAIMED): Verdict.HOLDS,
+        ("negative", Seen.OTHER): Verdict.CHANGED,
+        ("negative", Seen.UNKNOWN): Verdict.INCONCLUSIVE,
+        ("negative", Seen.HOST): Verdict.INFRA,
+        ("off", Seen.READY): Verdict.INCONCLUSIVE,
+        ("off", Seen.OTHER): Verdict.CHANGED,
+        ("off", Seen.UNKNOWN): Verdict.INCONCLUSIVE,
+        ("off", Seen.HOST): Verdict.INFRA,
+    }
+)
+
+#: Outcomes that a refusal, and a crash, of an unsupported feature can have.
+REJECTIONS: Final = frozenset({"unsupported.arch", "unsupported.config", "unsupported.model"})
+CRASHES: Final = frozenset(
+    {
+        "unsupported.arch",
+        "jit.compile",
+        "jit.smem",
+        "graph.incompatible",
+        "illegal_memory",
+        "import.abi",
+        "comm.p2p",
+        "comm.deepep",
+        "nccl.error",
+        "nccl.shm",
+    }
+)
+
+
+#: What a test's own code can do that says nothing about its claim: the outcome and the words for it.
+_OWN_FAULTS: Final = MappingProxyType(
+    {
+        "error": ("infra.test", "the test itself failed"),
+        "timeout": ("infra.deadline", "time-out in the test"),
+    }
+)
+
+
+def row_of(expectation: Expectation) -> str:
+    """The row of the verdict table that an expectation is in."""
+    if expectation.negative:
+        return "negative"
+    return "off" if expectation.kind in ("ignores", "unsupported") else "positive"
+
+
+def seen(expectation: Expectation, observation: Observation) -> Seen:
+    """The column of the verdict table: what this observation is to this expectation."""
+    outcome = observation.outcome
+    if outcome == READY:
+        return Seen.READY
+    if outcome in HOST_FAULTS:
+        return Seen.HOST
+    if is_claimed(expectation, observation):
+        return Seen.CLAIMED
+    if outcome in UNDECIDED:
+        return Seen.UNKNOWN
+    if outcome in STACK_FAILURES:
+        return Seen.OTHER
+    return Seen.HOST  # "starting", or a name that nobody knows: nothing was decided
+
+
+def is_claimed(expectation: Expectation, observation: Observation) -> bool:
+    """Whether this failure is the one that the expectation names, for that reason and no other."""
+    outcome = observation.outcome
+    if not expectation.negative:
+        return False
+    if isinstance(expectation, Ooms):
+        return outcome in {f"oom.{phase}" for phase in expectation.phases or GPU_OOM_PHASES}
+    if isinstance(expectation, Fails):
+        return outcome == expectation.outcome and _matches(expectation.match, observation)
+    if isinstance(expectation, Unsupported):
+        allowed = {"rejected": REJECTIONS, "crashes": CRASHES}.get(expectation.how or "", REJECTIONS | CRASHES)
+        if outcome in UNDECIDED:
+            # No signature knows this failure, but its author does: the decisive line must say what was claimed.
+            return (
+                expectation.how == "crashes"
+                and expectation.match is not None
+                and _matches(expectation.match, observation)
+            )
+        return outcome in allowed and _matches(expectation.match, observation)
+    return False
+
+
+def judge(expectation: Expectation, observation: Observation, body: Body = NOT_RUN) -> Judgement:
+    """One expectation against one boot. Pure: the same values give the same judgement."""
+    label, outcome = expectation.label, observation.outcome
+    if expectation.unmeasured is not None:
+        return _unmeasured(expectation, outcome)
+    column = seen(expectation, observation)
+    verdict = TABLE[row_of(expectation), column]
+    if column is not Seen.READY:
+        fact = _failure_fact(expectation, column, observation)
+        return Judgement(label, verdict, outcome, fact, details(observation))
+    if body.kind == "skip":
+        return Judgement(label, Verdict.NOT_EVALUATED, outcome, f"skipped in the test: {body.error}", reason="skip")
+    if body.kind in _OWN_FAULTS:
+        outcome, said = _OWN_FAULTS[body.kind]
+        return Judgement(label, Verdict.INFRA, outcome, f"{said}: {body.error}", details(observation))
+    if row_of(expectation) == "negative":
+        fact = f"{ready(observation)}, against the claim that it {_claims(expectation)}"
+        return Judgement(label, verdict, outcome, fact)
+    if body.kind == "assertion":
+        return Judgement(label, Verdict.WORSE, outcome, f"ready, but {body.error}", details(observation))
+    measure = MEASURES.get(type(expectation))
+    return measure(expectation, observation) if measure else Judgement(label, verdict, outcome, ready(observation))
+
+
+def judge_claim(
+    claim: Claim,
+    observations: Sequence[Observation],
+    version_of: VersionOf,
+    body: Body = NOT_RUN,
+) -> tuple[Judgement, ...]:
+    """Every expectation that is stated on this stack, against every boot of the claim; the worst boot counts.
+
+    Nothing stated here makes one UNSTATED judgement. A claim that booted nothing is judged by its body alone.
+    """
+    stated = [one for one in claim.expectations if one.when is None or one.when.matches(version_of)]
+    if not stated:
+        return (_unstated(claim, observations, version_of, body),)
+    return tuple(_told(_judge_all(one, observations, body), [one], version_of) for one in stated)
+
+
+def _told(judgement: Judgement, expectations: Sequence[Expectation], version_of: VersionOf) -> Judgement:
+    """The same judgement, which also says which builds its windows compared as releases."""
+    said = dict.fromkeys(text for one in expectations if one.when for text in one.when.inexact(version_of))
+    return replace(judgement, fact=f"{judgement.fact} ({', '.join(said)})") if said else judgement
+
+
+def _unmeasured(expectation: Expectation, outcome: str) -> Judgement:
+    fact = f"{expectation.unmeasured}: {expectation.label}"
+    return Judgement(expectation.label, Verdict.NOT_EVALUATED, outcome, fact, reason="unmeasured")
+
+
+def _judge_all(expectation: Expectation, observations: Sequence[Observation], body: Body) -> Judgement:
+    if observations:
+        return worst([judge(expectation, observation, body) for observation in observations])
+    label = expectation.label
+    if expectation.unmeasured is not None:
+        return _unmeasured(expectation, "none")
+    if body.kind == "skip":
+        return Judgement(label, Verdict.NOT_EVALUATED, "none", f"skipped in the test: {body.error}", reason="skip")
+    if body.kind == "assertion" and not expectation.negative:
+        return Judgement(label, Verdict.WORSE, "none", f"the test failed: {body.error}")
+    if body.kind in _OWN_FAULTS:
+        outcome, said = _OWN_FAULTS[body.kind]
+        return Judgement(label, Verdict.INFRA, outcome, f"{said}: {body.error}")
+    if isinstance(expectation, Fits) and body.kind == "passed" and expectation == Fits(when=expectation.when):
+        return Judgement(label, Verdict.HOLDS, "none", "the test passed; it booted no server")
+    return Judgement(
+        label,
+        Verdict.INFRA,
+        "infra.test",
+        f"the test booted no server, so nothing was observed that {label} could be judged by: "
+        f"add serves(…) or call sglang_server(…)",
+    )
+
+
+def _unstated(claim: Claim, observations: Sequence[Observation], version_of: VersionOf, body: Body) -> Judgement:
+    label = " / ".join(expectation.label for expectation in claim.expectations)
+    last = claim.expectations[-1]
+    names = sorted({name for one in claim.expectations if one.when for name, _ in one.when.terms})
+    here = ", ".join(f"{name} {version_of(name) or 'absent'}" for name in names)
+    observed = observations[-1] if observations else None
+    outcome = observed.outcome if observed else "none"
+    if observed is not None and seen(last, observed) is Seen.HOST:
+        return Judgement(label, Verdict.INFRA, outcome, decisive(observed), details(observed))
+    if (observed is None or observed.ready) and body.kind in _OWN_FAULTS:
+        outcome, said = _OWN_FAULTS[body.kind]
+        return Judgement(label, Verdict.INFRA, outcome, f"{said}: {body.error}")
+    happened = decisive(observed) if observed is not None and not observed.ready else outcome
+    if body.kind == "assertion":
+        happened += f", but {body.error}"
+    fact = f"new on this stack ({here}): {happened}; last opinion: {last.label}, {last.when}"
+    return _told(Judgement(label, Verdict.UNSTATED, outcome, fact), claim.expectations, version_of)
+
+
+def _claims(expectation: Expectation) -> str:
+    if isinstance(expectation, Ooms):
+        return f"runs out of memory{' in ' + ' or '.join(expectation.phases) if expectation.phases else ''}"
+    if isinstance(expectation, Unsupported):
+        return f"does not support {expectation.what}"
+    return f"fails with {getattr(expectation, 'outcome', '?')}"
+
+
+def _failure_fact(expectation: Expectation, column: Seen, observation: Observation) -> str:
+    fact = decisive(observation)
+    if column is not Seen.OTHER or not expectation.negative:
+        return fact
+    if isinstance(expectation, (Fails, Unsupported)) and expectation.match:
+        loose = replace(expectation, match=None)
+        if is_claimed(loose, observation):
+            return f"{fact} (claimed: a line with {expectation.match!r})"
+    return f"{fact} (claimed: {expectation.label})"
+
+
+def _matches(pattern: str | None, observation: Observation) -> bool:
+    if pattern is None:
+        return True
+    return observation.decisive is not None and re.search(pattern, observation.decisive.text) is not None

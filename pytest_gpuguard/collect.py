@@ -1,0 +1,184 @@
+"""Marks → claims at collection: every mistake becomes a collection error with file, line and suggestion.
+
+Runs for every test of every project that has us installed, so a test without our marks must cost next to nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, Final
+
+import pytest
+
+from .claims.claim import About, Claim, Serves, build_claim
+from .claims.errors import ClaimError
+from .claims.expect import Expectation
+from .claims.markers import MARKERS, architectures
+from .claims.needs import Needs
+
+#: A test that carries an expectation, and a test that is only gated by needs.
+CLAIM: Final = pytest.StashKey[Claim]()
+GATE: Final = pytest.StashKey[Needs]()
+
+_MISSPELT_CUTOFF: Final = 0.75
+_ARCH_MARKS: dict[str, pytest.MarkDecorator] = {}
+
+
+class Collector:
+    """Reads the marks of collected tests. One per run: it caches what equal marks mean."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        registered = {str(line).partition(":")[0].partition("(")[0].strip() for line in config.getini("markers")}
+        self._known = registered | set(MARKERS)
+        self._built: dict[Any, Claim | Needs | None] = {}
+        self._normal: dict[Any, pytest.MarkDecorator | None] = {}
+        self.claims = 0
+        self.found = 0
+        self.shared = False
+
+    def check_report(self, collector: pytest.Collector, report: pytest.CollectReport) -> None:
+        """Attach a claim to every collected test that carries our marks; make the report fail on a mistake."""
+        problems: list[str] = []
+        inherited: list[pytest.Mark] | None = None
+        for item in report.result:
+            if not isinstance(item, pytest.Item):
+                continue
+            if inherited is None:
+                inherited = [mark for node in collector.listchain() for mark in node.own_markers]
+            marks = [*inherited, *item.own_markers] if inherited else item.own_markers
+            if marks:
+                try:
+                    self._read(item, marks)
+                except ClaimError as error:
+                    problems.append(f"{_where(item)}: {error}")
+        if problems:
+            report.outcome = "failed"
+            report.longrepr = "\n".join(problems)
+            report.result = []
+
+    def _read(self, item: pytest.Item, marks: list[pytest.Mark]) -> None:
+        ours = [mark for mark in marks if mark.name in MARKERS]
+        if len(ours) != len(marks):
+            for mark in marks:
+                if mark.name not in self._known:
+                    self._check_spelling(mark.name)
+        if not ours:
+            return
+        if not isinstance(item, pytest.Function) or _is_unittest(item):
+            raise ClaimError("claims are plain test functions; a unittest method cannot carry one")
+        try:
+            key = tuple((mark.name, mark.args, tuple(mark.kwargs.items())) for mark in ours)
+            built = self._built.get(key, key)
+        except TypeError:
+            key, built = (), ()
+        if built is key:
+            built = _build(item, ours)
+            if key:
+                self._built[key] = built
+        if isinstance(built, Claim):
+            if any(mark.name == "xfail" for mark in marks):
+                raise ClaimError(
+                    "xfail on a claim: it would also pass on a set-up error or another cause; "
+                    "state the failure instead, with ooms(…), unsupported(…) or fails(…)"
+                )
+            self.claims += 1
+            self.found += 1
+            self.shared = self.shared or built.serves is not None
+            item.stash[CLAIM] = built
+        elif isinstance(built, Needs):
+            self.found += 1
+            item.stash[GATE] = built
+
+    @staticmethod
+    def is_claim(item: pytest.Item) -> bool:
+        """Whether a test carries an expectation."""
+        return CLAIM in item.stash
+
+    def _check_spelling(self, name: str) -> None:
+        if name in self._known:
+            return
+        near = difflib.get_close_matches(name, MARKERS, n=1, cutoff=_MISSPELT_CUTOFF)
+        if near:
+            raise ClaimError(f"@{name} is no mark that is known; did you mean {near[0]!r}?")
+        self._known.add(name)
+
+    def add_marks(self, items: list[pytest.Item]) -> None:
+        """Add architecture marks, and keyword twins of positional arguments, so that ``-m`` can select by them."""
+        for item in items:
+            claim = item.stash.get(CLAIM, None)
+            needs = claim.needs if claim is not None else item.stash.get(GATE, None)
+            if needs is None:
+                continue
+            if needs.sms or needs.archs:
+                for arch in architectures(needs):
+                    item.add_marker(_ARCH_MARKS.setdefault(arch, getattr(pytest.mark, arch)))
+            for mark in list(item.iter_markers()):
+                if mark.args and mark.name in MARKERS:
+                    twin = self._keyword_twin(mark)
+                    if twin is not None:
+                        item.add_marker(twin)
+
+    def _keyword_twin(self, mark: pytest.Mark) -> pytest.MarkDecorator | None:
+        try:
+            key = (mark.name, mark.args, tuple(mark.kwargs.items()))
+            if key in self._normal:
+                return self._normal[key]
+        except TypeError:
+            return None
+        arguments = MARKERS[mark.name].bind(mark)
+        simple = {name: value for name, value in arguments.items() if not isinstance(value, tuple)}
+        twin = getattr(pytest.mark, mark.name)(**simple) if simple else None
+        self._normal[key] = twin
+        return twin
+
+
+def _build(item: pytest.Item, marks: list[pytest.Mark]) -> Claim | Needs | None:
+    """The claim of one test from its marks, the outermost first. Raises ClaimError that names the mark."""
+    needs: list[Needs] = []
+    expectations: list[Expectation] = []
+    serves: Serves | None = None
+    about: About | None = None
+    own = set(map(id, item.own_markers))
+    own_serves = 0
+    for mark in marks:
+        try:
+            value = MARKERS[mark.name].parse(mark)
+        except ClaimError as error:
+            raise ClaimError(f"@{mark.name}: {error}") from None
+        if isinstance(value, Needs):
+            needs.append(value)
+        elif isinstance(value, Expectation):
+            expectations.append(value)
+        elif isinstance(value, Serves):
+            own_serves += id(mark) in own
+            if own_serves > 1:
+                raise ClaimError("@serves twice on one test: a claim boots one server; write two claims")
+            serves = value
+        elif isinstance(value, About):
+            about = value
+    claim = build_claim(item.name, needs, serves, expectations[::-1], about)
+    if claim is not None:
+        return claim
+    merged = Needs()
+    for one in needs:
+        merged = merged.merge(one)
+    return merged
+
+
+def _is_unittest(item: pytest.Item) -> bool:
+    import unittest
+
+    owner = getattr(item, "cls", None)
+    return isinstance(owner, type) and issubclass(owner, unittest.TestCase)
+
+
+def _where(item: pytest.Item) -> str:
+    path, line, name = item.reportinfo()
+    place = f"{path}:{line + 1}" if line is not None else str(path)
+    try:
+        from pathlib import Path
+
+        place = place.replace(str(path), str(Path(path).relative_to(item.config.rootpath)), 1)
+    except ValueError:
+        pass
+    return f"{place}: {name}"

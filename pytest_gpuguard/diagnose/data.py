@@ -1,0 +1,88 @@
+"""Load the package's TOML and JSON tables, and refuse patterns that a hostile log line could make slow."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from importlib.resources import files
+from typing import Any, Final
+
+if sys.version_info >= (3, 11):
+    import re._constants as _ops
+    import re._parser as _parser
+
+    import tomllib
+else:
+    import sre_constants as _ops
+    import sre_parse as _parser
+
+    import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
+
+#: The longest run that one quantifier may take, and the most work that all of a pattern's quantifiers may add up to.
+MAX_REPEAT: Final = 500
+MAX_WORK: Final = 40_000
+
+
+class PatternError(ValueError):
+    """A regular expression in a data file is wrong or could take long."""
+
+
+def package_text(path: str) -> str:
+    """The text of a data file of this package, by its path below ``pytest_gpuguard/``."""
+    return files("pytest_gpuguard").joinpath(path).read_text(encoding="utf-8")
+
+
+def package_toml(path: str) -> dict[str, Any]:
+    """A TOML data file of this package."""
+    return parse_toml(package_text(path))
+
+
+def package_json(path: str) -> dict[str, Any]:
+    """A JSON data file of this package (an object)."""
+    data = json.loads(package_text(path))
+    assert isinstance(data, dict)
+    return data
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """TOML text to a dict; raises ValueError (tomllib.TOMLDecodeError)."""
+    data: dict[str, Any] = tomllib.loads(text)
+    return data
+
+
+def compile_bounded(pattern: str, flags: int = 0) -> re.Pattern[str]:
+    """Compile a pattern whose quantifiers are all bounded and not nested; raises PatternError.
+
+    Searching text of length n then costs at most n · MAX_WORK steps, whatever the text is.
+    """
+    try:
+        parsed = _parser.parse(pattern, flags)
+        compiled = re.compile(pattern, flags)
+    except re.error as error:
+        raise PatternError(f"not a regular expression: {error}") from None
+    _work(parsed)
+    return compiled
+
+
+def _work(items: Any) -> int:
+    """The product of the variable runs in a sequence; raises PatternError beyond the limits."""
+    product = 1
+    for op, argument in items:
+        if op in (_ops.MAX_REPEAT, _ops.MIN_REPEAT):
+            low, high, body = argument
+            inner = _work(body)
+            if high is _ops.MAXREPEAT or high > MAX_REPEAT:
+                raise PatternError(f"an unbounded quantifier; write {{0,n}} with n <= {MAX_REPEAT}")
+            if inner > 1 and high > 1 and high * inner > MAX_REPEAT:
+                raise PatternError("nested quantifiers")
+            product *= (high - low + 1) * inner
+        elif op is _ops.SUBPATTERN:
+            product *= _work(argument[-1])
+        elif op is _ops.BRANCH:
+            product *= max(_work(branch) for branch in argument[1])
+        elif op in (_ops.ASSERT, _ops.ASSERT_NOT):
+            product *= _work(argument[1])
+        if product > MAX_WORK:
+            raise PatternError(f"too much backtracking: its quantifiers multiply to more than {MAX_WORK}")
+    return product

@@ -1,0 +1,187 @@
+"""Cut an engine's byte stream into lines, and say of each line who wrote it and at which level.
+
+Memory is constant however long a line is, and no byte sequence makes it fail.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from .spellings import load_spellings
+
+#: A line is judged on its first 64 KiB.
+LINE_LIMIT: Final = 64 * 1024
+
+_SEPARATOR: Final = re.compile(rb"[\r\n]")
+_ANSI: Final = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One piece of output. ``number`` counts from 1; ``final`` is False for what a carriage return overwrote."""
+
+    number: int
+    text: str
+    final: bool = True
+
+
+class LineSplitter:
+    r"""Bytes in any chunks → lines. ``\r\n`` ends a line; a lone ``\r`` ends a piece of it (a progress bar)."""
+
+    def __init__(self, limit: int = LINE_LIMIT) -> None:
+        self._limit = limit
+        self._buffer = bytearray()
+        self._held: bytes | None = None
+        self._number = 1
+
+    def feed(self, data: bytes) -> list[Line]:
+        """The lines and pieces that this chunk completes."""
+        lines: list[Line] = []
+        start = 0
+        for match in _SEPARATOR.finditer(data):
+            self._append(data, start, match.start(), lines)
+            start = match.end()
+            if match[0] == b"\n":
+                text = self._held if self._held is not None and not self._buffer else bytes(self._buffer)
+                self._held = None
+                self._buffer.clear()
+                lines.append(Line(self._number, _decode(text)))
+                self._number += 1
+            else:
+                self._release(lines)
+                self._held = bytes(self._buffer)
+                self._buffer.clear()
+        self._append(data, start, len(data), lines)
+        return lines
+
+    def close(self) -> list[Line]:
+        """What was written after the last line end, if anything."""
+        lines: list[Line] = []
+        if self._buffer:
+            self._release(lines)
+            lines.append(Line(self._number, _decode(bytes(self._buffer))))
+        elif self._held:
+            lines.append(Line(self._number, _decode(self._held)))
+        if lines:
+            self._number += 1
+        self._buffer.clear()
+        self._held = None
+        return lines
+
+    def _append(self, data: bytes, start: int, end: int, lines: list[Line]) -> None:
+        if start == end:
+            return
+        self._release(lines)
+        room = self._limit - len(self._buffer)
+        if room > 0:
+            self._buffer += data[start : min(end, start + room)]
+
+    def _release(self, lines: list[Line]) -> None:
+        if self._held:
+            lines.append(Line(self._number, _decode(self._held), final=False))
+        self._held = None
+
+
+def _decode(data: bytes) -> str:
+    return data.decode("utf-8", errors="replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Peeled:
+    """A line without its prefix.
+
+    ``source``: rank, worker or process as the prefix names it ("" if it names none). ``level``: error, warning, info,
+    nccl (an NCCL WARN line) or "" where the format has none. ``logged``: it began with a logger's time stamp or level,
+    so it does not continue the line before. ``engine``: whose prefix it was, if that is certain. ``worker``: a prefix
+    that a launcher (Ray) put in front of the engine's own.
+    """
+
+    source: str
+    level: str
+    logged: bool
+    body: str
+    engine: str | None = None
+    worker: str = ""
+
+
+_LEVELS: Final = {
+    "DEBUG": "info",
+    "INFO": "info",
+    "I": "info",
+    "WARN": "warning",
+    "WARNING": "warning",
+    "W": "warning",
+    "ERROR": "error",
+    "CRITICAL": "error",
+    "FATAL": "error",
+    "E": "error",
+    "F": "error",
+}
+_CONTAINER: Final = re.compile(
+    r"[\w.\-/]{1,64} {1,40}\| |\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{1,9}(?:Z|[+-]\d\d:\d\d) (?:std(?:out|err) [FP] )?"
+)
+_SGLANG: Final = load_spellings().prefix
+_WORKER: Final = re.compile(r"(?:\([A-Za-z_]\w{0,40}(?:[ ,] ?(?:rank|pid|ip)=[\w.:]{1,40}){0,3}\) ){1,4}")
+_VLLM: Final = re.compile(
+    r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d "
+    r"(?:\[[^\]\s]{1,80}\]|[\w.]{1,60}:\d{1,6}\]) ?"
+)
+_RANK: Final = re.compile(r"\[(?P<rank>rank\d{1,5})\]: ?")
+_C10D: Final = re.compile(r"\[(?P<level>[EWIF])(?:\d{3,4})? [^\]\n]{0,120}\] ?")
+_GLOG: Final = re.compile(r"(?P<level>[IWEF])\d{4} \d\d:\d\d:\d\d\.\d{1,9} {1,8}\d{1,9} [\w./]{1,80}:\d{1,6}\] ?")
+_UVICORN: Final = re.compile(r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL): {1,10}")
+_STANDARD: Final = re.compile(
+    r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,]?\d{0,9}Z? {1,4}(?:- )?(?:[\w.]{1,80} - )?"
+    r"(?P<level>DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b(?: - )? ?"
+)
+_TRTLLM: Final = re.compile(r"(?:\[TensorRT-LLM\]\[(?P<long>[A-Z]{4,8})\] ?|\[TRT-LLM\] \[(?P<short>[EWIF])\] ?){1,3}")
+_PYTHON_WARNING: Final = re.compile(r"\S{1,300}\.py:\d{1,6}: \w{0,40}Warning: ")
+_PLAIN_WARNING: Final = re.compile(r"(?:WARN|WARNING|Warning): ?")
+
+
+def peel(text: str) -> Peeled:
+    """Take the prefix off a line; a line in no known format comes back whole, without level."""
+    if "\x1b" in text:
+        text = _ANSI.sub("", text)
+    if text[:1].isspace() or not text:
+        return Peeled("", "", False, text)
+    outer = _CONTAINER.match(text)
+    if outer is not None and outer.end() < len(text):
+        text = text[outer.end() :]
+    source = ""
+    match = _WORKER.match(text)
+    if match is not None:
+        source, text = match[0].strip(), text[match.end() :]
+    match = _SGLANG.match(text)
+    if match is not None:
+        body = text[match.end() :]
+        inner = _UVICORN.match(body)
+        level = _LEVELS[inner["level"]] if inner else ""
+        return Peeled(match["ranks"].strip(), level, True, body[inner.end() :] if inner else body, "sglang", source)
+    match = _VLLM.match(text)
+    if match is not None:
+        return Peeled(source, _LEVELS[match["level"]], True, text[match.end() :], "vllm")
+    match = _RANK.match(text)
+    if match is not None:
+        source, text = source or match["rank"], text[match.end() :]
+    for prefix in (_C10D, _GLOG, _UVICORN, _STANDARD):
+        match = prefix.match(text)
+        if match is not None:
+            level, rest = _LEVELS[match["level"]], text[match.end() :]
+            if prefix is _STANDARD and (_SGLANG.match(rest) or _VLLM.match(rest)):
+                return peel(rest)  # a launcher's logger around the engine's own
+            return Peeled(source, level, True, rest)
+    match = _TRTLLM.match(text)
+    if match is not None:
+        level = _LEVELS.get(match["short"] or match["long"] or "", "info")
+        return Peeled(source, level, True, text[match.end() :], "trtllm")
+    if " NCCL " in text[:300]:
+        if " NCCL WARN " in text[:300]:
+            return Peeled(source, "nccl", False, text)
+        if " NCCL INFO " in text[:300] or " NCCL TRACE " in text[:300]:
+            return Peeled(source, "info", False, text)
+    if _PYTHON_WARNING.match(text) or _PLAIN_WARNING.match(text):
+        return Peeled(source, "warning", False, text)
+    return Peeled(source, "", False, text)

@@ -1,0 +1,363 @@
+"""Read an engine's log in one pass: which phase it is in, whether it is ready, what ended it, what its memory was.
+
+Constant memory, any chunking, any bytes. It must never call advice, a warning, an argument dump or an exit code a
+failure, and never a consequence a cause; what it does not know is ``unknown``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Final
+
+from ..claims.observation import Decisive, LogReading
+from ..claims.outcome import READY, STARTING, UNKNOWN
+from .blocks import HEADER, Block, Spoken, is_exception_line, is_frame_line
+from .boot import Boot, Event, Progress, match_bar
+from .findings import STRONG, Finding, Findings, memory_outcome
+from .lines import Line, Peeled, peel
+from .redact import redact
+from .signatures import BY_PHASE, Signature, load_signatures
+from .spellings import load_spellings
+
+_VLLM_VERSION: Final = re.compile(r"vLLM API server version (\d[\w.+]{0,40})")
+_MAJORS: Final = re.compile(r"major versions \[[\d, ]{0,80}\]")
+_WHAT: Final = re.compile(r"\s{0,8}what\(\):\s{0,8}(?P<text>.{1,4000})", re.DOTALL)
+_TEXT_LIMIT: Final = 4000
+_BLOCKS: Final = 64
+
+
+class Classifier:
+    """Lines in, events out; ``reading()`` at any time. Use ``engines.log.LogReader`` for a byte stream."""
+
+    def __init__(self, engine: str | None = "sglang", version: str | None = None, majors: Collection[int] = ()) -> None:
+        """``majors``: the compute capabilities' majors of the GPUs, if known (they tell two JIT failures apart)."""
+        self.engine = engine
+        self._majors = frozenset(majors)
+        self.version = version
+        self.lines = 0
+        self._set = load_signatures(engine, version)
+        self._fatal_lines = tuple(signature for signature in self._set.lines if signature.fatal)
+        self._boot = Boot(self._set, load_spellings())
+        self._detected = engine
+        self._findings = Findings()
+        self._blocks: dict[str, Block] = {}
+        self._current: str | None = None
+        self._worker_rank: dict[str, str] = {}
+        self._usage = self._fatal = self._stopping = False
+
+    @property
+    def progress(self) -> Progress:
+        """The phase, with the last progress bar if it was drawn in this phase."""
+        bar = self._boot.progress
+        return bar if bar is not None and bar.phase == self._boot.phase else Progress(self._boot.phase)
+
+    @property
+    def phase(self) -> str:
+        """The phase that the boot is in."""
+        return self._boot.phase
+
+    @property
+    def in_traceback(self) -> bool:
+        """Whether a traceback has begun whose exception has not been printed yet."""
+        return any(block.in_frames for block in self._blocks.values())
+
+    def feed(self, line: Line) -> list[Event]:
+        """Take the next line, or the next piece of a line that a carriage return overwrote."""
+        self.lines = max(self.lines, line.number)
+        text = line.text
+        bar = match_bar(text) if self._boot.spellings.prefix.match(text) is None else None
+        if bar is not None:
+            self._boot.bar(bar, line.number)
+            # Another process may have written right behind the bar, without a line end between.
+            embedded = self._boot.spellings.prefix.search(text, bar.end())
+            text = text[embedded.start() :] if embedded is not None else ""
+        if text:
+            self._judge(line.number, text)
+        return self._boot.drain()
+
+    def close(self) -> list[Event]:
+        """The log is complete: what was printed last and not survived has ended the engine."""
+        for source in list(self._blocks):
+            self._close(source)
+        decisive = self._findings.decisive()
+        if decisive is not None and not self._boot.ready and not self._fatal:
+            self._fatal = True
+            self._boot.announce(Event("fatal", decisive.phase, decisive.line, redact(decisive.text)))
+        return self._boot.drain()
+
+    def reading(self) -> LogReading:
+        """What the lines so far say."""
+        decisive = self._findings.decisive()
+        boot = self._boot
+        reading = LogReading(
+            outcome=READY if boot.ready else STARTING,
+            phase=boot.phase,
+            engine=self.engine or self._detected,
+            engine_version=self.version,
+            memory=boot.memory(),
+            ready_line=boot.ready,
+            lines=self.lines,
+            clipped=boot.clipped,
+            fullest_rank=boot.store.fullest(),
+        )
+        if decisive is None or (boot.ready and not self._fatal):
+            return reading
+        return replace(
+            reading,
+            outcome=decisive.outcome,
+            phase=decisive.phase,
+            decisive=Decisive(decisive.line, redact(decisive.text)),
+            signature=decisive.signature,
+            why=decisive.why,
+            fatal=self._fatal,
+            consequences=tuple(redact(text) for text in self._findings.consequences(decisive)),
+        )
+
+    # --- one line ---------------------------------------------------------------------------------------------------
+
+    def _judge(self, number: int, text: str) -> None:
+        peeled = peel(text)
+        if peeled.worker and len(self._worker_rank) < _BLOCKS:
+            self._worker_rank[peeled.worker] = peeled.source
+        elif peeled.source in self._worker_rank:
+            peeled = replace(peeled, source=self._worker_rank[peeled.source])
+        self._detect(peeled)
+        body = peeled.body
+        if self._usage and not peeled.logged and (text[:1].isspace() or text.startswith("usage: ")):
+            return
+        self._usage = not peeled.logged and text.startswith("usage: ")
+        if self._usage:
+            return
+        if peeled.logged:
+            self._separate(peeled)
+        if body.startswith(self._set.dumps):
+            self._boot.arguments(body)
+            self._go_on(number, peeled)
+            return
+        if peeled.level in ("info", "warning"):
+            self._go_on(number, peeled)
+            if peeled.level == "warning":
+                self._warning(number, text)
+            return
+        if peeled.level != "nccl" and self._traceback(number, body, peeled):
+            return
+        self._go_on(number, peeled)
+        self._line(number, body, peeled)
+
+    def _go_on(self, number: int, peeled: Peeled) -> None:
+        if self._boot.line(number, peeled, self._detected):
+            self._findings.forget_survived()
+
+    def _detect(self, peeled: Peeled) -> None:
+        if self._detected is None:
+            self._detected = peeled.engine
+        if self.version is None and "vLLM API server version" in peeled.body:
+            match = _VLLM_VERSION.search(peeled.body)
+            self.version = match[1] if match is not None else None
+
+    def _separate(self, peeled: Peeled) -> None:
+        """A logger's line ends the traceback that it does not belong to."""
+        if peeled.engine == "sglang" or not peeled.source:
+            if self._current is not None and not (peeled.level == "error" and peeled.source == self._current):
+                self._close(self._current)
+            self._current = None
+        elif peeled.level != "error":
+            self._close(peeled.source)
+
+    def _traceback(self, number: int, body: str, peeled: Peeled) -> bool:
+        """Follow tracebacks; True when the line is part of one and says nothing else."""
+        aborted = body.startswith("terminate called after throwing")
+        announced = aborted or (peeled.logged and any(word in body for word in self._set.deaths))
+        header = HEADER in body
+        if announced or header:
+            block = self._open(number, body, peeled, announced)
+            head = body.split(HEADER)[0][:_TEXT_LIMIT]
+            found = self._match(head, "", (self._set.exceptions,)) if peeled.level == "error" or announced else None
+            if found is not None:
+                self._found(found, Spoken(number, body), block)
+                block.spoken = True
+            elif not header:
+                # "X hit an exception: ValueError: …" on one line; an announcement alone waits for its traceback.
+                tail = body.rsplit("exception: ", 1)[-1].strip()
+                if tail != body.strip() and is_exception_line(tail):
+                    for spoken in block.feed(number, tail, self._set.advice):
+                        self._speak(block, spoken)
+            return True
+        key = peeled.source or self._current
+        block_open = self._blocks.get(key) if key is not None else None
+        if block_open is None:
+            if peeled.logged and peeled.level != "error":
+                return False
+            if is_frame_line(body) or is_exception_line(body):
+                block_open = self._open(number, body, peeled, died=False)
+            else:
+                return self._what(number, body, peeled)
+        spoken_lines = block_open.feed(number, body, self._set.advice)
+        for spoken in spoken_lines:
+            self._speak(block_open, spoken)
+        return bool(spoken_lines) or block_open.in_frames or block_open.in_advice
+
+    def _what(self, number: int, body: str, peeled: Peeled) -> bool:
+        match = _WHAT.match(body)
+        text = match["text"] if match is not None else body if peeled.level == "error" else None
+        if text is None:
+            return False
+        # What the engine does not survive comes first: a watcher must not wait for the end of such a log.
+        signature = self._match(text, "", (self._fatal_lines, self._set.exceptions, self._set.lines))
+        if signature is not None:
+            self._found(signature, Spoken(number, body), None, peeled.source)
+        return signature is not None
+
+    def _speak(self, block: Block, spoken: Spoken) -> None:
+        text = spoken.text[:_TEXT_LIMIT]
+        if spoken.name in self._set.ignored or (spoken.name and spoken.name.endswith("Warning")):
+            block.died = block.died and spoken.name.endswith("Warning")
+            return
+        if not spoken.more:
+            for wrapper in self._set.wrappers:
+                if wrapper.pattern.search(text) is not None:
+                    block.wrapper_phase = wrapper.phase or block.wrapper_phase
+        frames = block.frames_text()
+        signature = self._match(text, frames, (self._set.exceptions, self._set.lines))
+        if signature is None and spoken.asserted is not None:
+            line, code = spoken.asserted
+            signature = self._match(code, frames, (self._set.exceptions,))
+            spoken = Spoken(line, code, spoken.name) if signature is not None else spoken
+        if signature is not None:
+            self._found(signature, spoken, block)
+            if signature.outcome == "oom.kv_pool":
+                self._boot.error_numbers(text)
+        elif not spoken.more:
+            tier = "probe" if spoken.name in self._set.probes else "unknown"
+            self._add(UNKNOWN, tier, spoken, block, None, None, block.wrapper_phase, block.source, fatal=block.died)
+
+    def _line(self, number: int, body: str, peeled: Peeled) -> None:
+        if any(word in body for word in self._set.stops) and peeled.logged:
+            self._stopping = True
+            return
+        if self._boot.clip(body):
+            return
+        text = body[:_TEXT_LIMIT]
+        # SGLang prints no level: what it merely mentions in a line of its log may be a warning.
+        certain = self._fatal_lines if peeled.engine == "sglang" and not peeled.level else self._set.lines
+        signature = self._match(text, "", (certain,))
+        if signature is not None:
+            if signature.id == "sglang.child_died" and "sigquit" in text.lower():
+                self._findings.peers_died = True
+            self._found(signature, Spoken(number, body), None, peeled.source)
+
+    def _warning(self, number: int, text: str) -> None:
+        signature = self._match(text[:_TEXT_LIMIT], "", (self._set.warnings,))
+        if signature is not None and self._findings.hint is None:
+            self._findings.hint = Finding(
+                signature.outcome, "symptom", False, False, number, text[:_TEXT_LIMIT], signature.why, signature.id,
+                self._boot.phase, "",
+            )  # fmt: skip
+
+    # --- findings ---------------------------------------------------------------------------------------------------
+
+    def _open(self, number: int, body: str, peeled: Peeled, died: bool) -> Block:
+        key = peeled.source
+        current = self._blocks.get(self._current) if self._current is not None else None
+        if current is not None and current.awaits_header and not peeled.logged and not died and not key:
+            current.feed(number, body, self._set.advice)
+            return current
+        previous = self._blocks.get(key)
+        if previous is not None and not previous.spoken and previous.died and not died:
+            # "EngineCore failed to start." and its traceback, on lines of their own.
+            previous.feed(number, body if HEADER in body else HEADER, self._set.advice)
+            self._current = key
+            return previous
+        if previous is not None and not peeled.logged and HEADER in body:
+            previous.feed(number, body, self._set.advice)
+            self._current = key
+            return previous
+        if previous is not None:
+            self._close(key)
+        while len(self._blocks) >= _BLOCKS:
+            self._close(next(iter(self._blocks)))
+        memory = self._boot.store.ranks.get(key)
+        pool_done = memory is not None and memory.pool_done
+        block = Block(key, died, number, body[:_TEXT_LIMIT], self._boot.phase_of(key), pool_done)
+        block.awaits_header = HEADER not in body
+        self._blocks[key] = block
+        self._current = key
+        if died:
+            self._findings.peers_died = True
+        return block
+
+    def _close(self, source: str) -> None:
+        block = self._blocks.pop(source, None)
+        if self._current == source:
+            self._current = None
+        if block is not None and block.died and not block.spoken:
+            spoken = Spoken(block.line, block.header)
+            self._add(UNKNOWN, "unknown", spoken, block, None, None, None, block.source, fatal=True)
+
+    def _match(self, text: str, frames: str, groups: tuple[tuple[Signature, ...], ...]) -> Signature | None:
+        best: Signature | None = None
+        for group in groups:
+            for signature in group:
+                if best is not None and STRONG[signature.tier] <= STRONG[best.tier]:
+                    continue
+                if signature.matches(text, frames):
+                    best = signature
+                    if best.tier == "cause":
+                        return best
+        return best
+
+    def _found(self, signature: Signature, spoken: Spoken, block: Block | None, source: str = "") -> None:
+        outcome, phase = signature.outcome, signature.phase
+        if signature.id == "arch.no_supported_majors":
+            listed = _MAJORS.search(spoken.text)
+            if listed is not None and self._majors & {int(number) for number in re.findall(r"\d{1,3}", listed[0])}:
+                outcome = "jit.compile"  # the kernel has a target for this GPU: it is nvcc that has none
+        if outcome == BY_PHASE:
+            late = self._boot.ready or self._boot.phase == "serving"
+            outcome, phase = memory_outcome(self._set.frames, block, self._boot.phase_of(source), late)
+        strong_line = block is None
+        died = block is not None and block.died
+        self._add(
+            outcome,
+            signature.tier,
+            spoken,
+            block,
+            signature.why,
+            signature.id,
+            phase or (block.wrapper_phase if block is not None else None),
+            block.source if block is not None else source,
+            fatal=signature.fatal or died,
+            strong=strong_line or died or signature.fatal,
+        )
+
+    def _add(
+        self,
+        outcome: str,
+        tier: str,
+        spoken: Spoken,
+        block: Block | None,
+        why: str | None,
+        signature: str | None,
+        phase: str | None,
+        source: str,
+        *,
+        fatal: bool,
+        strong: bool | None = None,
+    ) -> None:
+        if self._stopping:
+            return
+        if self._boot.ready and not fatal:
+            return
+        phase = phase or (block.phase if block is not None else self._boot.phase_of(source))
+        if self._boot.ready:
+            phase = "serving"
+        text = spoken.text[:_TEXT_LIMIT]
+        strong = fatal if strong is None else strong
+        before = self._findings.decisive() if self._fatal else None
+        self._findings.add(Finding(outcome, tier, strong, fatal, spoken.line, text, why, signature, phase, source))
+        self._fatal = self._fatal or fatal
+        after = self._findings.decisive()
+        if self._fatal and after is not None and after != before:
+            self._boot.announce(Event("fatal", after.phase, after.line, redact(after.text)))

@@ -1,0 +1,1 @@
+"""How servers boot, are watched and are read. An engine sees a lease as a value and never takes one."""

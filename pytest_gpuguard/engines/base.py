@@ -1,0 +1,91 @@
+"""What an engine is to the rest of us: a command, flags that can be checked, a log that can be read, HTTP questions.
+
+Values here are frozen; nothing here starts a process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..claims.layout import Layout
+
+if TYPE_CHECKING:
+    from ..facts.lease import Lease, PortRange
+    from .flags import FlagProblem
+    from .log import LogReader
+
+
+@dataclass(frozen=True, slots=True)
+class BootSpec:
+    """One server as declared: equal specs may share a boot. ``flags`` are verbatim, layout flags already added.
+
+    ``boot_timeout_s`` does not make two servers different.
+    """
+
+    engine: str
+    stack: str
+    python: str
+    model: str
+    flags: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    wrapper: tuple[str, ...] = ()
+    gpus: int = 0
+    boot_timeout_s: float = field(default=1200.0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What a server said over HTTP. ``model`` is the path that it serves; ``info`` its server_info, if it has one."""
+
+    healthy: bool
+    model: str | None = None
+    info: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+
+class Engine(Protocol):
+    """One inference engine: how it is started, and how it is asked."""
+
+    @property
+    def name(self) -> str:
+        """``sglang``."""
+        ...
+
+    @property
+    def package(self) -> str:
+        """The distribution that carries its version."""
+        ...
+
+    def layout_flags(self, layout: Layout, flags: Sequence[str], known: frozenset[str]) -> tuple[str, ...]:
+        """The flags that express a layout in this release. Raises ClaimError for what it cannot express."""
+        ...
+
+    def help_command(self, python: str) -> list[str]:
+        """The command that prints the flags of this release."""
+        ...
+
+    def check_flags(self, flags: Sequence[str], help_text: str) -> list[FlagProblem]:
+        """Flags that this release will refuse."""
+        ...
+
+    def command(self, spec: BootSpec, ports: PortRange) -> list[str]:
+        """The whole command line, wrapper first."""
+        ...
+
+    def environment(self, spec: BootSpec, lease: Lease) -> dict[str, str]:
+        """What the server's environment gets on top of ours."""
+        ...
+
+    def port(self, spec: BootSpec, ports: PortRange) -> int:
+        """The port that it will listen on."""
+        ...
+
+    def reader(self, version: str | None, majors: Sequence[int]) -> LogReader:
+        """A fresh reader of this release's log, on GPUs of these compute capability majors."""
+        ...
+
+    def ask(self, url: str, spec: BootSpec, timeout_s: float) -> ServerFacts:
+        """Health, model and server_info of a server. Never raises for a server that does not answer."""
+        ...

@@ -1,0 +1,323 @@
+"""One boot: start the server under its warden, watch log, process, memory and HTTP, and say what happened.
+
+It reads and never judges. A boot is decided by its log, its phase, HTTP and the process together; whatever happens,
+``stop`` leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from ..claims.layout import flag_value
+from ..claims.observation import LogReading, MemoryTable, Observation
+from ..claims.outcome import READY, STARTING, UNKNOWN
+from ..diagnose.memory import from_server_info, merge_tables
+from ..diagnose.redact import redact
+from .base import BootSpec, Engine, ServerFacts
+
+if TYPE_CHECKING:
+    from ..facts.lease import Lease
+    from .process import ExitInfo, ServerProcess, StopReport
+
+POLL_S: Final = 0.03
+#: After a decisive line, wait for so much quiet, at most so long: other ranks' lines may name the cause.
+QUIET_S: Final = 0.15
+SETTLE_S: Final = 0.3
+_MEMORY_EVERY_S: Final = 1.0
+_HTTP_TIMEOUT_S: Final = 20.0
+_FOREIGN_PORT_S: Final = 10.0
+_TAIL_LINES: Final = 40
+#: Changes of memory below this share are noise, not progress.
+_FLAT: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a boot is, for a person: phase, shards loaded of all, seconds since the start, and its time-out."""
+
+    phase: str
+    done: int | None
+    total: int | None
+    elapsed_s: float
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Deadlines of a boot, in seconds."""
+
+    stall_s: float
+    grace_s: float
+
+
+class Boot:
+    """A server from its start to its stop. ``used_bytes`` reads the memory of the leased GPUs, if there are any."""
+
+    def __init__(
+        self,
+        spec: BootSpec,
+        engine: Engine,
+        lease: Lease,
+        log: Path,
+        limits: Limits,
+        *,
+        version: str | None = None,
+        majors: Sequence[int] = (),
+        fds: Sequence[int] = (),
+        on_progress: Callable[[Progress], None] | None = None,
+        used_bytes: Callable[[], int] | None = None,
+    ) -> None:
+        self.spec = spec
+        self.lease = lease
+        self.log = log
+        self.port = engine.port(spec, lease.ports)
+        host = flag_value(spec.flags, ("--host",))
+        self.url = f"http://{'127.0.0.1' if host in (None, '0.0.0.0') else host}:{self.port}"
+        self.argv = tuple(engine.command(spec, lease.ports))
+        self.facts: ServerFacts | None = None
+        self._engine = engine
+        self._limits = limits
+        self._version = version
+        self._fds = tuple(fds)
+        self._on_progress = on_progress or (lambda progress: None)
+        self._used_bytes = used_bytes
+        self._reader = engine.reader(version, majors)
+        self._process: ServerProcess | None = None
+        self._file: Any = None
+        self._started = 0.0
+        self._ready_after: float | None = None
+        self._last_line = 0.0
+        self._last_memory = (0.0, 0)
+        self._exit: ExitInfo | None = None
+
+    # ------------------------------------------------------------------------------------------------------- start
+
+    def run(self) -> Observation:
+        """Start the server and watch it until it is ready, has failed, or a deadline has passed.
+
+        Raises OSError or CommandNotStarted when it cannot be started at all. On any exception the server is already stopped.
+        """
+        from .process import ServerProcess
+
+        env = dict(os.environ)
+        env.pop("PYTEST_CURRENT_TEST", None)
+        env.update(self._engine.environment(self.spec, self.lease))
+        self._started = self._last_line = time.monotonic()
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._process = ServerProcess.start(list(self.argv), env, None, self.log, pass_fds=self._fds)
+            self._file = self.log.open("rb")
+            return self._watch()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _watch(self) -> Observation:
+        ready_since: float | None = None
+        fatal_since: float | None = None
+        asking: _Asking | None = None
+        shown: tuple[Any, ...] = ()
+        next_memory = 0.0
+        while True:
+            now = time.monotonic()
+            grown = self._read()
+            reading = self._reader.reading()
+            if self._exited():
+                self._read()
+                return self._dead()
+            if reading.fatal:
+                fatal_since = fatal_since if fatal_since is not None else now
+                quiet = now - self._last_line >= QUIET_S and not self._reader.in_traceback
+                if quiet or now - fatal_since >= SETTLE_S:
+                    return self._observe(reading.outcome)
+            elif reading.ready_line:
+                ready_since = ready_since if ready_since is not None else now
+                if asking is None:
+                    asking = _Asking(self._engine, self.url, self.spec)
+                elif asking.done:
+                    observation = self._check_ready(asking.facts, now - ready_since)
+                    if observation is not None:
+                        return observation
+                    asking = None
+            if now >= next_memory:
+                next_memory = now + _MEMORY_EVERY_S
+                self._note_memory(now)
+            late = self._deadline(now)
+            if late is not None:
+                return late
+            progress = self._progress(now)
+            if (progress.phase, progress.done, int(progress.elapsed_s)) != shown:
+                shown = (progress.phase, progress.done, int(progress.elapsed_s))
+                self._on_progress(progress)
+            if not grown:
+                time.sleep(POLL_S)
+
+    def _check_ready(self, facts: ServerFacts | None, waited: float) -> Observation | None:
+        """Ready is the line, the answer, our process on the port, and our model; None while that is still open."""
+        assert self._process is not None
+        if facts is None or not facts.healthy:
+            return None
+        if not self._process.owns_port(self.port):
+            if waited < _FOREIGN_PORT_S:
+                return None
+            note = f"port {self.port} answers, but no process of this boot listens on it"
+            return self._observe("port.in_use", note)
+        if facts.model is not None and not _same_model(facts.model, self.spec.model):
+            note = f"the server on port {self.port} serves {facts.model}, not {self.spec.model}"
+            return self._observe("port.in_use", note)
+        self.facts = facts
+        self._ready_after = time.monotonic() - self._started
+        return self._observe(READY)
+
+    def _deadline(self, now: float) -> Observation | None:
+        elapsed = now - self._started
+        silent = now - max(self._last_line, self._last_memory[0])
+        if silent >= self._limits.stall_s:
+            note = f"no log line and flat memory for {silent:.0f} s, with the process alive"
+            return self._observe("hang.timeout", note)
+        if elapsed >= self.spec.boot_timeout_s:
+            note = (
+                f"boot_timeout of {self.spec.boot_timeout_s:g} s passed in phase {self._reader.reading().phase}, "
+                f"with the boot still making progress"
+            )
+            return self._observe("infra.deadline", note)
+        return None
+
+    def _note_memory(self, now: float) -> None:
+        assert self._process is not None
+        used = self._process.rss_bytes() + (self._used_bytes() if self._used_bytes is not None else 0)
+        if abs(used - self._last_memory[1]) > _FLAT * max(used, 1):
+            self._last_memory = (now, used)
+
+    def _progress(self, now: float) -> Progress:
+        bar, phase = self._reader.progress, self._reader.phase
+        if bar.phase != phase:
+            return Progress(phase, None, None, now - self._started, self.spec.boot_timeout_s)
+        return Progress(phase, bar.done, bar.total, now - self._started, self.spec.boot_timeout_s)
+
+    # ------------------------------------------------------------------------------------------------------ observe
+
+    def observe_again(self) -> Observation:
+        """What there is to say now, after the test used the server: it may have died since it was ready."""
+        if self._process is None:
+            return self._observe(self._reader.reading().outcome)
+        settle = time.monotonic() + SETTLE_S
+        while True:
+            self._read()
+            if self._exited():
+                self._read()
+                return self._dead()
+            reading = self._reader.reading()
+            if not reading.fatal:
+                return self._observe(READY)
+            if time.monotonic() >= settle:
+                return self._observe(reading.outcome)
+            time.sleep(POLL_S)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server's main process lives."""
+        return self._process is not None and not self._exited()
+
+    def _exited(self) -> bool:
+        if self._exit is None and self._process is not None:
+            self._exit = self._process.poll()
+        return self._exit is not None
+
+    def _dead(self) -> Observation:
+        """The main process has ended: by its log if that says why, else unknown. Its exit code is told, not judged."""
+        assert self._exit is not None
+        reading = self._reader.closed()
+        outcome, note = reading.outcome, f"the process ended (exit code {self._exit.code})"
+        if outcome in (READY, STARTING):
+            outcome = UNKNOWN
+            note += ", and nothing in its log says why"
+        return self._observe(outcome, note)
+
+    def _read(self) -> bool:
+        """Feed what the log has grown by. True when it had grown."""
+        if self._file is None:
+            return False
+        data = self._file.read(1 << 20)
+        if not data:
+            return False
+        self._last_line = time.monotonic()
+        self._reader.feed(data)
+        return True
+
+    def _observe(self, outcome: str, note: str | None = None) -> Observation:
+        reading = self._reader.reading()
+        memory, settings = self._numbers(reading)
+        words = flag_value(self.spec.flags, ("--max-total-tokens",))
+        requested = int(words) if words is not None and words.isdigit() else None
+        decided = outcome not in (READY, "infra.deadline")
+        return Observation(
+            engine=self.spec.engine,
+            engine_version=self._version or reading.engine_version,
+            outcome=outcome,
+            phase=reading.phase,
+            decisive=reading.decisive if decided and reading.outcome == outcome else None,
+            why=reading.why if reading.outcome == outcome else None,
+            note=note,
+            memory=memory,
+            settings=MappingProxyType(dict(settings)),
+            requested_tokens=reading.clipped[0] if reading.clipped is not None else requested,
+            log=str(self.log),
+            tail=tuple(self._reader.tail(_TAIL_LINES)),
+            argv=_without_secrets(self.argv),
+            gpus=self.lease.uuids,
+            elapsed_s=self._ready_after if self._ready_after is not None else time.monotonic() - self._started,
+        )
+
+    def _numbers(self, reading: LogReading) -> tuple[MemoryTable, Mapping[str, Any]]:
+        if self.facts is None or not self.facts.info:
+            return reading.memory, {}
+        table, settings = from_server_info(dict(self.facts.info))
+        return merge_tables(reading.memory, table), settings
+
+    # --------------------------------------------------------------------------------------------------------- stop
+
+    def stop(self) -> StopReport | None:
+        """TERM, grace, KILL of everything the server started. Safe to call twice; None when nothing was running."""
+        process, self._process = self._process, None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if process is None:
+            return None
+        return process.stop(self._limits.grace_s)
+
+
+class _Asking:
+    """One round of HTTP questions in a thread, so that a server that does not answer cannot hide its log from us."""
+
+    def __init__(self, engine: Engine, url: str, spec: BootSpec) -> None:
+        self.facts: ServerFacts | None = None
+        self._thread = threading.Thread(target=self._run, args=(engine, url, spec), daemon=True)
+        self._thread.start()
+
+    def _run(self, engine: Engine, url: str, spec: BootSpec) -> None:
+        try:
+            self.facts = engine.ask(url, spec, _HTTP_TIMEOUT_S)
+        finally:
+            time.sleep(POLL_S)  # a server that refuses at once is asked again soon, not at once
+
+    @property
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+
+def _without_secrets(argv: Sequence[str]) -> tuple[str, ...]:
+    return tuple(shlex.split(redact(shlex.join(argv))))
+
+
+def _same_model(served: str, declared: str) -> bool:
+    return served == declared or os.path.realpath(served) == os.path.realpath(declared)

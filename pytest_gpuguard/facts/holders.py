@@ -1,0 +1,39 @@
+"""Who has a GPU's memory, in words: process, user, systemd unit or container, as far as they are visible.
+
+NVML reports the host's process ids; in a container they may name nobody. Nothing is ever killed by such an id.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_UNIT = re.compile(r"/([^/]+\.(?:service|scope))(?:/|$)")
+_CONTAINER = re.compile(r"(?:docker|libpod|cri-containerd|crio)[-/]([0-9a-f]{12})[0-9a-f]*")
+
+
+def describe_pid(pid: int, proc: Path = Path("/proc")) -> str:
+    """``pid 4242 (python -m sglang.launch_server …), unit sglang.service``; says so when the pid is not visible."""
+    folder = proc / str(pid)
+    try:
+        words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        words = words or (folder / "comm").read_text().strip()
+    except OSError:
+        return f"pid {pid} (not visible from here: another pid namespace, or gone)"
+    text = f"pid {pid} ({words if len(words) <= 80 else words[:79] + '…'})"
+    try:
+        cgroup = (folder / "cgroup").read_text()
+    except OSError:
+        return text
+    container = _CONTAINER.search(cgroup)
+    if container is not None:
+        return f"{text}, container {container[1]}"
+    units = [unit for unit in _UNIT.findall(cgroup) if not unit.startswith(("session-", "user@", "init."))]
+    return f"{text}, unit {units[-1]}" if units else text
+
+
+def describe_dirty(uuid: str, used: int | None, processes: list[tuple[int, int | None]]) -> str:
+    """One line on a GPU that is not clean: bytes in GiB, and its holders."""
+    size = "an unknown amount" if used is None else f"{used / 2**30:.2f} GiB"
+    who = "; ".join(describe_pid(pid) for pid, _ in processes) or "no process is reported for it"
+    return f"{uuid} has {size} in use: {who}"

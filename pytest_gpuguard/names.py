@@ -1,0 +1,31 @@
+"""The names of our marks, without what they mean: all that a run without claims needs to know of them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SMS: Final = ("70", "75", "80", "86", "87", "89", "90", "100", "101", "103", "110", "120", "121")
+ARCHITECTURES: Final = ("volta", "turing", "ampere", "ada", "hopper", "blackwell")
+MARKS: Final = frozenset(
+    {
+        "claim",
+        "compare",
+        "expect_toks",
+        "fails",
+        "fits",
+        "ignores",
+        "max_mem",
+        "needs_arch",
+        "needs_cuda",
+        "needs_driver",
+        "needs_gpus",
+        "needs_package",
+        "needs_sm",
+        "ooms",
+        "serves",
+        "unsupported",
+        "uses",
+        "works",
+        *(f"needs_sm{sm}" for sm in SMS),
+    }
+)

@@ -1,0 +1,204 @@
+"""Command line and ini → one frozen Config. Imports nothing heavy: every pytest run that has us installed pays for it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import pytest
+
+from .claims.needs import NOT_REQUIRABLE, REQUIRABLE
+from .claims.units import parse_bytes, parse_duration
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+T = TypeVar("T")
+
+FAIL_ON: Final = ("worse", "changed", "better")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """How this run evaluates claims. Times in seconds, ``baseline_bytes`` in bytes.
+
+    ``stacks`` are (name, reference) pairs, empty when the running Python is the stack.
+    """
+
+    rig: str
+    stacks: tuple[tuple[str, str], ...]
+    wait_s: float
+    require: tuple[str, ...]
+    fail_on: tuple[str, ...]
+    strict: bool
+    ports: tuple[int, int]
+    log_dir: Path
+    models: tuple[tuple[str, str], ...]
+    stall_s: float
+    grace_s: float
+    baseline_bytes: int
+    reclaim_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """One setting: ``--gpuguard-NAME`` with the ini twin ``gpuguard_NAME``; ``flag`` False means ini only."""
+
+    name: str
+    help: str
+    default: str | None = None
+    metavar: str | None = None
+    kind: str = "string"  # string, bool, lines
+    flag: bool = True
+
+
+_OPTIONS: Final = (
+    _Option("rig", "the GPUs: auto (NVML)", "auto", "RIG"),
+    _Option(
+        "stack",
+        "the software under test: NAME=PYTHON, the python of the environment that the engine is installed in "
+        "(default: the python that runs pytest)",
+        None,
+        "NAME=PYTHON",
+        "lines",
+    ),
+    _Option("wait", "how long to wait for GPUs, ports and the server slot: 90, 20m, 2h", "30m", "TIME"),
+    _Option(
+        "require",
+        "fail the run when claims were not evaluated for these reasons, which this runner should have met: "
+        + ", ".join(REQUIRABLE),
+        "",
+        "REASONS",
+    ),
+    _Option("fail-on", "verdicts that fail the run: worse, changed, better", ",".join(FAIL_ON), "VERDICTS"),
+    _Option("strict", "an INCONCLUSIVE claim fails the run", None, None, "bool"),
+    _Option("ports", "the range that servers take their ports from", "20000-32767", "FIRST-LAST"),
+    _Option("log-dir", "where server logs are written (default: .gpuguard/logs in the root folder)", "", "DIR"),
+    _Option("models", "names for model folders, one NAME = FOLDER a line", kind="lines", flag=False),
+    _Option(
+        "stall-timeout",
+        "a boot with no log line and flat memory for this long has hung",
+        "300s",
+        "TIME",
+        flag=False,
+    ),
+    _Option("grace", "how long a server may take to stop after SIGTERM", "30s", "TIME", flag=False),
+    _Option("baseline", "used memory that a clean GPU may show", "1GiB", "SIZE", flag=False),
+    _Option("reclaim", "how long to wait for the driver to give GPU memory back", "180s", "TIME", flag=False),
+)
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Declare every option and its ini twin."""
+    group = parser.getgroup("gpuguard", "claims about serving hardware")
+    for option in _OPTIONS:
+        ini = f"gpuguard_{option.name.replace('-', '_')}"
+        if option.flag:
+            arguments: dict[str, Any] = {"dest": ini, "default": None, "help": option.help + f" (ini: {ini})"}
+            if option.kind == "bool":
+                arguments["action"] = "store_true"
+            else:
+                arguments |= {"metavar": option.metavar, "action": "append" if option.kind == "lines" else "store"}
+            group.addoption(f"--gpuguard-{option.name}", **arguments)
+        kinds = {"string": "string", "bool": "bool", "lines": "linelist"}
+        parser.addini(ini, option.help, type=kinds[option.kind], default=None)  # type: ignore[arg-type]
+
+
+def read_config(config: pytest.Config) -> Config:
+    """The settings of this run. Raises pytest.UsageError that names the option and what it takes."""
+    values = {option.name: _value(config, option) for option in _OPTIONS}
+    root = config.rootpath
+    log_dir = values["log-dir"]
+    return Config(
+        rig=_rig(values["rig"]),
+        stacks=_stacks(values["stack"] or []),
+        wait_s=_parsed("wait", values["wait"], lambda text: 0.0 if text in ("0", "0s") else _duration(text)),
+        require=_choices("require", values["require"], REQUIRABLE, NOT_REQUIRABLE),
+        fail_on=_choices("fail-on", values["fail-on"], FAIL_ON),
+        strict=bool(values["strict"]),
+        ports=_parsed("ports", values["ports"], _port_range),
+        log_dir=(root / log_dir) if log_dir else root / ".gpuguard" / "logs",
+        models=_pairs("models", values["models"] or []),
+        stall_s=_parsed("stall-timeout", values["stall-timeout"], _duration),
+        grace_s=_parsed("grace", values["grace"], _duration),
+        baseline_bytes=_parsed("baseline", values["baseline"], parse_bytes),
+        reclaim_s=_parsed("reclaim", values["reclaim"], _duration),
+    )
+
+
+def _value(config: pytest.Config, option: _Option) -> Any:
+    ini = f"gpuguard_{option.name.replace('-', '_')}"
+    given = getattr(config.option, ini, None)
+    if given is None:
+        given = config.getini(ini)
+    return option.default if given in (None, "", []) else given
+
+
+def _duration(text: str) -> float:
+    bare = text.strip()
+    return parse_duration(float(bare) if bare.replace(".", "", 1).isdigit() else bare)
+
+
+def _parsed(name: str, text: str, parse: Callable[[str], T]) -> T:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise pytest.UsageError(f"--gpuguard-{name}: {error}") from None
+
+
+def _rig(text: str) -> str:
+    if text == "auto":
+        return text
+    if text.startswith(("sim:", "replay:")):
+        kind = "simulated" if text.startswith("sim:") else "replayed"
+        raise pytest.UsageError(f"--gpuguard-rig {text}: {kind} rigs are not available in this version; use auto")
+    raise pytest.UsageError(f"--gpuguard-rig {text!r} is no rig: it takes auto (the GPUs that NVML reports)")
+
+
+def _pairs(name: str, texts: list[str]) -> tuple[tuple[str, str], ...]:
+    found = []
+    for text in texts:
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if not (key and equals and value):
+            raise pytest.UsageError(f"gpuguard_{name}: {text!r} is not NAME = VALUE")
+        found.append((key, value))
+    return tuple(found)
+
+
+def _stacks(texts: list[str]) -> tuple[tuple[str, str], ...]:
+    found = []
+    for text in texts:
+        name, equals, reference = (part.strip() for part in text.partition("="))
+        if not (name and equals and reference):
+            raise pytest.UsageError(
+                f"--gpuguard-stack {text!r}: write NAME=PYTHON, such as --gpuguard-stack new=/opt/new/bin/python"
+            )
+        if reference.startswith(("docker:", "podman:")):
+            raise pytest.UsageError(f"--gpuguard-stack {text}: container stacks are not available in this version")
+        found.append((name, reference))
+    if len(found) > 1:
+        raise pytest.UsageError("--gpuguard-stack: several stacks side by side are not available in this version")
+    return tuple(found)
+
+
+def _port_range(text: str) -> tuple[int, int]:
+    first, dash, last = (part.strip() for part in text.partition("-"))
+    if not (dash and first.isdigit() and last.isdigit() and 1024 <= int(first) <= int(last) <= 65535):
+        raise ValueError(f"{text!r} is not a port range: write 20000-32767 (1024 to 65535)")
+    return int(first), int(last)
+
+
+def _choices(name: str, text: str, known: tuple[str, ...], refused: tuple[str, ...] = ()) -> tuple[str, ...]:
+    found = tuple(word.strip() for word in text.split(",") if word.strip())
+    for word in found:
+        if word in refused:
+            raise pytest.UsageError(
+                f"--gpuguard-{name}: {word!r} is never a fault of this runner; it takes {', '.join(known)}"
+            )
+        if word not in known:
+            near = difflib.get_close_matches(word, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
+            raise pytest.UsageError(f"--gpuguard-{name}: {word!r} is not known; {hint}")
+    return tuple(dict.fromkeys(found))

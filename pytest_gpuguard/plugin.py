@@ -1,0 +1,288 @@
+"""pytest's hooks, thin: each hands over to the module that does the work, which is imported only then.
+
+A run that collects no claim must not pay for us.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from . import newhooks
+from .fixtures import (
+    gpuguard_gpus,
+    gpuguard_rig,
+    gpuguard_server,
+    gpuguard_sglang_server,
+    gpuguard_stack,
+    gpus,
+    rig,
+    server,
+    sglang_server,
+    stack,
+)
+from .names import ARCHITECTURES, MARKS
+from .options import Config, add_options, read_config
+
+if TYPE_CHECKING:
+    from .collect import Collector
+    from .report.terminal import Summary
+    from .run import Runner
+
+__all__ = [
+    "gpuguard_gpus",
+    "gpuguard_rig",
+    "gpuguard_server",
+    "gpuguard_sglang_server",
+    "gpuguard_stack",
+    "gpus",
+    "rig",
+    "server",
+    "sglang_server",
+    "stack",
+]
+
+
+class Manager:
+    """What this run has of ours so far. The heavy parts appear with the first claim."""
+
+    def __init__(self, config: pytest.Config, settings: Config) -> None:
+        self.config = config
+        self.settings = settings
+        self.collector: Collector | None = None
+        self._runner: Runner | None = None
+        self._summary: Summary | None = None
+        self._registered = {line.partition(":")[0].partition("(")[0].strip() for line in config.getini("markers")}
+
+    def concerns(self, items: list[Any], inherited: list[pytest.Mark]) -> bool:
+        """Whether any mark here is ours, or is known to nobody and might be a misspelt one of ours."""
+        if self.collector is not None:
+            return True
+        known = self._registered
+        marks = [*inherited, *(mark for item in items for mark in getattr(item, "own_markers", ()))]
+        return any(mark.name in MARKS or mark.name not in known for mark in marks)
+
+    def collect(self, collector: pytest.Collector, report: pytest.CollectReport) -> None:
+        """Read the marks of what was collected."""
+        inherited = [mark for node in collector.listchain() for mark in node.own_markers]
+        if not self.concerns(report.result, inherited):
+            return
+        if self.collector is None:
+            from .collect import Collector
+
+            self.collector = Collector(self.config)
+        self.collector.check_report(collector, report)
+
+    @property
+    def runner(self) -> Runner:
+        """Runs claims; made, and registered for its hooks, when first asked for."""
+        if self._runner is None:
+            from .run import BodyGate, Runner, worker_share
+
+            self._runner = Runner(self.config, self.settings, worker_share(self.config))
+            self.config.pluginmanager.register(self._runner, "gpuguard-runner")
+            self.config.pluginmanager.register(BodyGate(), "gpuguard-body")
+        return self._runner
+
+    @property
+    def summary(self) -> Summary:
+        """Verdicts so far."""
+        if self._summary is None:
+            from .report.terminal import Summary
+
+            self._summary = Summary(self.settings.require)
+        return self._summary
+
+    @property
+    def has_results(self) -> bool:
+        """Whether any verdict was reported."""
+        return self._summary is not None
+
+    def close(self) -> list[str]:
+        """Stop everything of ours."""
+        return self._runner.close() if self._runner is not None else []
+
+
+class Verdicts:
+    """Takes verdicts off reports, in the process that writes the summary."""
+
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep the verdict that a report carries."""
+        if hasattr(report, "gpuguard"):
+            self._manager.summary.add(report)
+
+
+MANAGER: Final = pytest.StashKey[Manager]()
+
+
+def runner_of(config: pytest.Config) -> Runner:
+    """The runner of this pytest process."""
+    return config.stash[MANAGER].runner
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare our options."""
+    add_options(parser)
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Declare the hooks that a conftest may implement."""
+    pluginmanager.add_hookspecs(newhooks)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register our marks, read the options, and let xdist know us."""
+    if getattr(config.option, "markers", False):
+        from .claims.markers import MARKERS
+
+        lines = [MARKERS[name].help() for name in sorted(MARKERS)]
+    else:
+        lines = [f"{name}: a claim about serving hardware (pytest --markers explains)" for name in sorted(MARKS)]
+    for line in lines:
+        config.addinivalue_line("markers", line)
+    for name in ARCHITECTURES:
+        config.addinivalue_line("markers", f"{name}: added to claims that need this architecture")
+    settings = read_config(config)
+    for name, python in settings.stacks:
+        if not os.access(python, os.X_OK) or Path(python).is_dir():
+            state = "is not an executable file" if Path(python).exists() else "does not exist"
+            raise pytest.UsageError(
+                f"--gpuguard-stack {name}={python}: this python {state}; "
+                f"give the python of the environment that the engine is installed in"
+            )
+    manager = config.stash[MANAGER] = Manager(config, settings)
+    config.pluginmanager.register(Verdicts(manager), "gpuguard-verdicts")
+    if config.pluginmanager.hasplugin("dsession"):
+        from .xdist import Controller
+
+        config.pluginmanager.register(Controller(config), "gpuguard-xdist")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Leave nothing behind, also when the session ended early."""
+    manager = config.stash.get(MANAGER, None)
+    if manager is not None:
+        manager.close()
+
+
+# ------------------------------------------------------------------------------------------------------- collection
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Attach claims to what was collected; a mistake in one is a collection error."""
+    report = yield
+    if report.outcome == "passed" and report.result:
+        collector.config.stash[MANAGER].collect(collector, report)
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Add marks before ``-m`` looks at them; put equal servers side by side."""
+    manager = config.stash[MANAGER]
+    if manager.collector is not None:
+        manager.collector.add_marks(items)
+        if manager.collector.shared:
+            items[:] = manager.runner.ordered(items)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Count the servers that are wanted, after deselection; have the runner ready."""
+    manager = session.config.stash[MANAGER]
+    if manager.collector is not None and manager.collector.found and not session.config.option.collectonly:
+        manager.runner.expect(session.items)
+        if hasattr(session.config, "workerinput"):
+            from .xdist import write_claims
+
+            write_claims(session)
+
+
+def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
+    """Rig and stack, before the first claim runs; with ``-v`` the layouts too."""
+    manager = config.stash[MANAGER]
+    if manager.collector is None or not manager.collector.claims:
+        return []
+    from .report.header import header
+
+    return header(manager.runner, items, config.option.verbose)
+
+
+# ------------------------------------------------------------------------------------------------------ pytest-timeout
+
+
+def _is_timed(item: pytest.Item) -> bool:
+    """Whether a test may boot a server, so that its clock must stand still meanwhile."""
+    if {"sglang_server", "gpuguard_sglang_server"} & set(getattr(item, "fixturenames", ())):
+        return True
+    manager = item.config.stash[MANAGER]
+    return manager.collector is not None and manager.collector.is_claim(item)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
+    """A claim's clock counts its own code and not its boots, so it is ours."""
+    manager = item.config.stash[MANAGER]
+    if not _is_timed(item):
+        return None
+    from .timeouts import TIMER, ItemTimer
+
+    timer = ItemTimer(settings.timeout, settings.method, lambda: manager.runner.give_up(item))
+    item.stash[TIMER] = timer
+    timer.start()
+    return True
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_timeout_cancel_timer(item: pytest.Item) -> bool | None:
+    """Stop a claim's clock."""
+    if not _is_timed(item):
+        return None
+    from .timeouts import TIMER
+
+    timer = item.stash.get(TIMER, None)
+    if timer is None:
+        return None
+    timer.cancel()
+    return True
+
+
+# --------------------------------------------------------------------------------------------------------- reporting
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_teststatus(report: Any, config: pytest.Config) -> Any:
+    """The verdict's category, letter and word."""
+    if not hasattr(report, "gpuguard"):
+        return None
+    from .report.terminal import status
+
+    distributed = config.pluginmanager.hasplugin("dsession")
+    return status(report, config.option.verbose > 0 and not distributed)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Stop servers; fail the run on reasons that this runner should have met."""
+    manager = session.config.stash.get(MANAGER, None)
+    if manager is None:
+        return
+    manager.close()
+    if manager.has_results and manager.summary.missed() and session.exitstatus in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """A line per claim, and every count."""
+    manager = config.stash.get(MANAGER, None)
+    if manager is not None and manager.has_results:
+        manager.summary.write(terminalreporter, config.option.verbose)

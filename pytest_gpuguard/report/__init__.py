@@ -1,0 +1,1 @@
+"""Telling people: terminal, JUnit. Rendering only; policy is elsewhere."""

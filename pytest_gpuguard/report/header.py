@@ -1,0 +1,60 @@
+"""The lines before the first claim: which rig, which stacks, and with ``-v`` which ranks share what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ..claims.claim import Claim
+from ..collect import CLAIM
+from ..facts.faults import HostFault
+from ..facts.stack import StackError
+from ..session import StackAbsent
+
+if TYPE_CHECKING:
+    from ..facts.stackref import StackRef
+    from ..run import Runner
+    from ..session import Session
+
+
+def header(runner: Runner, items: Iterable[pytest.Item], verbosity: int) -> list[str]:
+    """Rig, every stack that a claim is about, and with ``-v`` the resolved layouts."""
+    claims = [(item, item.stash[CLAIM]) for item in items if CLAIM in item.stash]
+    if not claims:
+        return []
+    refs = list(dict.fromkeys(runner.ref_of(item) for item, _ in claims))
+    lines = facts_lines(runner.session, refs)
+    if verbosity > 0:
+        lines += [
+            text for item, claim in claims for text in layout_lines(item.nodeid.rpartition("::")[2], claim)
+        ]
+    return lines
+
+
+def facts_lines(session: Session, refs: Iterable[StackRef]) -> list[str]:
+    """One line for the rig and one per stack."""
+    try:
+        rig = session.rig.describe()
+    except HostFault as fault:
+        rig = f"host fault: {fault}"
+    lines = [f"rig: {rig}"]
+    for ref in refs:
+        try:
+            lines.append(f"stack {ref.name}: {session.stack(ref).describe()}")
+        except (StackAbsent, StackError) as error:
+            lines.append(str(error))
+    return lines
+
+
+def layout_lines(name: str, claim: Claim) -> list[str]:
+    """Who shares what, and GPUs that are leased and idle."""
+    if claim.serves is None:
+        return []
+    layout = claim.serves.resolved_layout
+    if layout.gpus == 1 and not claim.serves.layout:
+        return []
+    idle = claim.gpus - layout.gpus
+    note = f" ({layout.gpus} used, {claim.gpus} leased: {idle} idle)" if idle > 0 else ""
+    return [f"{name}: {layout.describe()}{note}"]

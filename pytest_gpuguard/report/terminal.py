@@ -1,0 +1,129 @@
+"""The terminal: rig and stack before the claims, a word per claim while they run, a line each at the end, every count.
+
+Nothing is skipped without being counted here, with its reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from ..claims.verdict import Verdict
+from .payload import REPORT_KEY
+
+_COLOURS: Final = {
+    Verdict.HOLDS: "green",
+    Verdict.INFRA: "red",
+    Verdict.WORSE: "red",
+    Verdict.BETTER: "red",
+    Verdict.CHANGED: "red",
+}
+_FAILS: Final = {Verdict.WORSE, Verdict.BETTER, Verdict.CHANGED, Verdict.INFRA}
+
+
+def status(report: Any, verbose: bool) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
+    """pytest's category, letter and word for a report that carries a verdict; None leaves it to pytest."""
+    data = getattr(report, REPORT_KEY, None)
+    if data is None:
+        return None
+    verdict = Verdict(data["verdict"])
+    word = verdict.value + (f" {data['fact']}" if verbose else "")
+    if data["hearsay"] and not report.failed:
+        return "hearsay", "h", (f"HEARSAY {word}", {"yellow": True})
+    if verdict is Verdict.INFRA and report.failed:
+        return "error", "E", (word, {"red": True})
+    if verdict is Verdict.INCONCLUSIVE and not report.failed:
+        return "inconclusive", "i", (word, {"yellow": True})
+    if report.failed:
+        return "failed", "F", (word, {"red": True})
+    if report.skipped:
+        letter = {Verdict.UNSTATED: "u", Verdict.CHANGED: "c", Verdict.WORSE: "c", Verdict.BETTER: "c"}.get(verdict, "s")
+        return "skipped", letter, (word, {"yellow": True})
+    return "passed", ".", (word, {"green": True})
+
+
+class Summary:
+    """Collects verdicts as reports come in (also from xdist workers) and writes the closing section."""
+
+    def __init__(self, require: Sequence[str]) -> None:
+        self._require = tuple(require)
+        self.results: dict[str, dict[str, Any]] = {}
+
+    def add(self, report: Any) -> None:
+        """Take a report's verdict, if it carries one."""
+        data = getattr(report, REPORT_KEY, None)
+        if data is not None:
+            self.results[data["nodeid"]] = data
+
+    def missed(self) -> dict[str, list[str]]:
+        """Reasons of NOT_EVALUATED that ``--gpuguard-require`` insists on, with their texts."""
+        found: dict[str, list[str]] = {}
+        for data in self.results.values():
+            if data["verdict"] == Verdict.NOT_EVALUATED.value and data["reason"] in self._require:
+                found.setdefault(data["reason"], []).append(data["fact"])
+        return found
+
+    def write(self, reporter: Any, verbosity: int) -> None:
+        """The section at the end: a line per claim, then the counts. Under ``-q`` only the counts and what fails."""
+        if not self.results:
+            return
+        if verbosity >= 0:
+            reporter.write_sep("=", "claims")
+        ordered = sorted(self.results.values(), key=_rank)
+        width = max(len(_called(data)) for data in ordered)
+        words = max(len(_word(data)) for data in ordered)
+        for data in ordered:
+            if verbosity < 0 and Verdict(data["verdict"]) not in _FAILS:
+                continue
+            verdict = Verdict(data["verdict"])
+            reporter.write(f"{_word(data):<{words}}  ", **{_COLOURS.get(verdict, "yellow"): True})
+            reporter.write_line(f"{_called(data):<{width}}  {data['fact']}".rstrip())
+            others = [one for one in data["judgements"] if len(data["judgements"]) > 1]
+            for one in others:
+                reporter.write_line(f"{'':<{words}}    {one['verdict']}: {one['expectation']}: {one['fact']}")
+        reporter.write_line(counts(ordered))
+        for reason, texts in self.missed().items():
+            claims = "claim was" if len(texts) == 1 else "claims were"
+            reporter.write_line(
+                f"FAILED --gpuguard-require={reason}: {len(texts)} {claims} not evaluated: {texts[0]}", red=True
+            )
+
+
+def counts(results: Iterable[dict[str, Any]]) -> str:
+    """``gpuguard: 5 HOLDS, 1 CHANGED, 3 NOT_EVALUATED (2 gpus: needs SM120, this rig has no GPUs; 1 models: …)``."""
+    results = list(results)
+    parts = []
+    for verdict in Verdict:
+        chosen = [one for one in results if one["verdict"] == verdict.value]
+        if not chosen:
+            continue
+        hearsay = sum(one["hearsay"] for one in chosen)
+        notes = [f"{hearsay} hearsay"] if hearsay else []
+        if verdict is Verdict.NOT_EVALUATED:
+            reasons = Counter((one["reason"] or "other", one["fact"]) for one in chosen)
+            kinds: dict[str, Counter[str]] = {}
+            for (reason, fact), number in reasons.items():
+                kinds.setdefault(reason, Counter())[fact] += number
+            notes += [_reason(reason, facts) for reason, facts in kinds.items()]
+        parts.append(f"{len(chosen)} {verdict.value}" + (f" ({'; '.join(notes)})" if notes else ""))
+    return f"gpuguard: {', '.join(parts)}"
+
+
+def _reason(reason: str, facts: Counter[str]) -> str:
+    most, number = facts.most_common(1)[0]
+    rest = sum(facts.values()) - number
+    return f"{sum(facts.values())} {reason}: {most}" + (f", and {rest} for other reasons of that kind" if rest else "")
+
+
+def _word(data: dict[str, Any]) -> str:
+    return ("hearsay: " if data["hearsay"] else "") + str(data["verdict"])
+
+
+def _called(data: dict[str, Any]) -> str:
+    return str(data["nodeid"])
+
+
+def _rank(data: dict[str, Any]) -> tuple[bool, int, str]:
+    verdict = Verdict(data["verdict"])
+    return (verdict is not Verdict.UNSTATED, verdict.severity, data["nodeid"])

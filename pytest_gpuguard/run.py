@@ -1,0 +1,366 @@
+"""How one claim runs inside pytest: set-up, call, judgement, report. The only place where verdicts meet pytest.
+
+Judging happens while the call phase is still running, so that ``--pdb`` stops exactly on what pytest calls a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Generator, Hashable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from .claims.claim import Claim
+from .claims.errors import ClaimError
+from .claims.markers import serves as serves_marker
+from .claims.needs import Needs
+from .claims.observation import Observation
+from .claims.verdict import Body, Judgement, Verdict, worst
+from .collect import CLAIM, GATE
+from .engines.handle import PendingServer, ServerHandle
+from .evaluate import BootFailed, Evaluation
+from .report.payload import REPORT_KEY, payload
+from .report.progress import ProgressLine
+from .session import Session
+from .timeouts import TIMER, ClaimTimeout
+
+if TYPE_CHECKING:
+    from .boots import LiveBoot
+    from .facts.gpu import Gpu
+    from .facts.stackref import StackRef
+    from .options import Config
+
+EVALUATION: Final = pytest.StashKey[Evaluation]()
+PAYLOAD: Final = pytest.StashKey[dict[str, Any]]()
+SKIP_BODY: Final = pytest.StashKey[bool]()
+IN_CALL: Final = pytest.StashKey[bool]()
+
+#: What pytest shows under "Captured …" for a claim.
+_SECTION: Final = "gpuguard"
+
+
+class Runner:
+    """Runs claims in this pytest process. Registered as a plugin once the first claim was collected."""
+
+    def __init__(self, config: pytest.Config, settings: Config, share: Path | None) -> None:
+        self.config = config
+        self.settings = settings
+        self.session = Session(settings, share)
+        self.progress = ProgressLine(config)
+
+    # ------------------------------------------------------------------------------------------------------- set-up
+
+    def ref_of(self, item: pytest.Item) -> StackRef:
+        """The stack that an item's claim is about: its folder's conftest says, else the command line."""
+        ref: StackRef | None = item.ihook.pytest_gpuguard_stack(item=item)
+        return ref or self.session.default_stack()
+
+    def evaluation(self, item: pytest.Item) -> Evaluation:
+        """The evaluation of an item: of its claim, or of a test that only boots servers itself."""
+        if EVALUATION not in item.stash:
+            claim = item.stash.get(CLAIM, None) or Claim(item.name, item.stash.get(GATE, Needs()), None, ())
+            item.stash[EVALUATION] = Evaluation(
+                self.session,
+                claim,
+                item.nodeid,
+                self.ref_of(item),
+                lambda model: item.ihook.pytest_gpuguard_model(item=item, model=model),
+            )
+        return item.stash[EVALUATION]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Skip what cannot be evaluated here, before any fixture is set up; faults of the host wait for the call."""
+        if CLAIM not in item.stash and GATE not in item.stash:
+            return
+        if CLAIM in item.stash and next(item.iter_markers("xfail"), None) is not None:
+            pytest.fail("xfail was added to a claim: it would also pass on a set-up error or another cause", pytrace=False)
+        unmet = self.evaluation(item).unmet()
+        if unmet:
+            text = "; ".join(one.text for one in unmet)
+            judgement = Judgement(
+                " / ".join(one.label for one in self.evaluation(item).claim.expectations) or "needs",
+                Verdict.NOT_EVALUATED,
+                "none",
+                text,
+                reason=unmet[0].kind,
+            )
+            self._record(item, (judgement,), [])
+            _skip(item, f"NOT_EVALUATED: {text}")
+
+    # --------------------------------------------------------------------------------------------------------- call
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
+        """Boot, run the test's body, judge."""
+        claim = pyfuncitem.stash.get(CLAIM, None)
+        if claim is None:
+            pyfuncitem.stash[IN_CALL] = True
+            try:
+                return (yield)
+            finally:
+                pyfuncitem.stash[IN_CALL] = False
+        evaluation = self.evaluation(pyfuncitem)
+        live = self._boot(pyfuncitem, evaluation, claim) if claim.serves is not None else None
+        failed = claim.serves is not None and (live is None or not live.observation.ready)
+        pyfuncitem.stash[SKIP_BODY] = failed
+        pyfuncitem.stash[IN_CALL] = True
+        body, error = Body("not_run"), None
+        result: Any = None
+        try:
+            result = yield
+            body = Body("not_run" if failed else "passed")
+        except BaseException as raised:
+            error = raised
+            body = self._body_of(raised, evaluation)
+        finally:
+            pyfuncitem.stash[IN_CALL] = False
+            pyfuncitem.stash[SKIP_BODY] = False
+        timer = pyfuncitem.stash.get(TIMER, None)
+        if timer is not None:
+            timer.pause()
+            if timer.expired:
+                body = Body("timeout", timer.message)
+        if error is not None and isinstance(error, (KeyboardInterrupt, SystemExit, pytest.exit.Exception)):
+            raise error
+        judgements, observations = evaluation.judge(body)
+        self._record(pyfuncitem, judgements, observations)
+        self._finish(pyfuncitem, worst(judgements), claim, error)
+        return result if result is not None else True
+
+    def _boot(self, item: pytest.Function, evaluation: Evaluation, claim: Claim) -> LiveBoot | None:
+        serves = claim.serves
+        assert serves is not None
+        handle = item.funcargs.get("server") or item.funcargs.get("gpuguard_server")
+        live = self._paused(
+            item,
+            lambda: evaluation.boot(
+                serves,
+                alone=isinstance(handle, PendingServer),
+                on_progress=self.progress.of(item.nodeid),
+                on_wait=self.progress.waiting(item.nodeid),
+            ),
+        )
+        if live is not None and live.boot is not None and live.observation.ready:
+            evaluation.measure(live)
+            if isinstance(handle, PendingServer):
+                handle.attach(ServerHandle(live.boot, live.observation))
+        return live
+
+    def boot_in_body(self, item: pytest.Item, model: str, argv: tuple[str, ...], options: dict[str, Any]) -> ServerHandle:
+        """What ``sglang_server(…)`` does: a boot of its own for this test. Raises BootFailed."""
+        if not item.stash.get(IN_CALL, False):
+            raise RuntimeError(
+                "sglang_server(…) boots in the call phase: call it in the test's body "
+                "(a fixture may hand over a function that calls it)"
+            )
+        try:
+            declared = serves_marker.parse(pytest.mark.serves("sglang", model, *argv, **options).mark)
+        except ClaimError as error:
+            raise TypeError(f"sglang_server: {error}") from None
+        evaluation = self.evaluation(item)
+        before = len(evaluation.observations())
+        live = self._paused(
+            item,
+            lambda: evaluation.boot(
+                declared,
+                alone=True,
+                fresh=True,
+                on_progress=self.progress.of(item.nodeid),
+                on_wait=self.progress.waiting(item.nodeid),
+            ),
+        )
+        if live is None:
+            raise BootFailed(evaluation.observations()[before])
+        if live.boot is None or not live.observation.ready:
+            raise BootFailed(live.observation)
+        return ServerHandle(live.boot, live.observation)
+
+    def _paused(self, item: pytest.Item, boot: Any) -> LiveBoot | None:
+        """Run a boot with the test's own clock standing still."""
+        timer = item.stash.get(TIMER, None)
+        if timer is not None:
+            timer.pause()
+        try:
+            live: LiveBoot | None = boot()
+            return live
+        finally:
+            self.progress.clear()
+            if timer is not None:
+                timer.start()
+
+    def _body_of(self, raised: BaseException, evaluation: Evaluation) -> Body:
+        """Whose fault an exception that left the test's body is."""
+        said = _one_line(raised)
+        if isinstance(raised, ClaimTimeout):
+            return Body("timeout", said)
+        if isinstance(raised, BootFailed):
+            return Body("not_run", said)  # the judge has its observation
+        if isinstance(raised, pytest.skip.Exception):
+            return Body("skip", said)
+        if isinstance(raised, pytest.xfail.Exception):
+            return Body("error", f"pytest.xfail() was called in a claim: {said}")
+        if isinstance(raised, (AssertionError, pytest.fail.Exception)):
+            return Body("assertion", said)
+        return Body("error", said)
+
+    # ------------------------------------------------------------------------------------------------------ verdict
+
+    def _record(self, item: pytest.Item, judgements: tuple[Judgement, ...], observations: list[Observation]) -> None:
+        evaluation = self.evaluation(item)
+        data = payload(item.nodeid, evaluation.claim, evaluation.ref.name, judgements, observations)
+        item.stash[PAYLOAD] = data
+        item.user_properties[:] = [one for one in item.user_properties if not one[0].startswith("gpuguard_")]
+        for name in ("verdict", "outcome", "fact", "expectation", "reason", "stack", "phase", "log"):
+            if data.get(name):
+                item.user_properties.append((f"gpuguard_{name}", data[name]))
+
+    def _finish(self, item: pytest.Item, judgement: Judgement, claim: Claim, error: BaseException | None) -> None:
+        """Turn the verdict that decides into pytest's terms: return, skip or fail."""
+        verdict = judgement.verdict
+        text = f"{verdict}: {judgement.expectation}: {judgement.fact}"
+        if verdict is Verdict.HOLDS:
+            return
+        if claim.about.hearsay or verdict in (Verdict.NOT_EVALUATED, Verdict.UNSTATED):
+            _skip(item, text)
+        if verdict is Verdict.INCONCLUSIVE and not self.settings.strict:
+            _skip(item, text)
+        kinds = {Verdict.WORSE: "worse", Verdict.CHANGED: "changed", Verdict.BETTER: "better"}
+        if verdict in kinds and kinds[verdict] not in self.settings.fail_on:
+            _skip(item, f"{text} (not in --gpuguard-fail-on)")
+        detail = "\n".join(f"  {line}" for line in judgement.details)
+        if error is not None and not isinstance(error, (BootFailed, ClaimTimeout, pytest.skip.Exception)):
+            # The body's own exception is where a debugger should stand; the verdict goes beside it.
+            item.add_report_section("call", _SECTION, f"{text}\n{detail}" if detail else text)
+            raise error
+        pytest.fail(f"{text}\n{detail}" if detail else text, pytrace=False)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Carry the verdict on the report. A claim that failed or was skipped outside the judge gets one here."""
+        report = yield
+        claim = item.stash.get(CLAIM, None)
+        data = item.stash.get(PAYLOAD, None)
+        if claim is not None and data is None and report.when in ("setup", "call") and not report.passed:
+            data = self._unjudged(item, claim, call, report)
+        if data is not None and (report.when == "call" or (report.when == "setup" and not report.passed)):
+            setattr(report, REPORT_KEY, data)
+            report.user_properties = list(item.user_properties)
+        return report
+
+    def _unjudged(
+        self, item: pytest.Item, claim: Claim, call: pytest.CallInfo[None], report: pytest.TestReport
+    ) -> dict[str, Any]:
+        """The payload of a claim that never reached the judge: a set-up error, a skip mark, an interrupt."""
+        said = _one_line(call.excinfo.value) if call.excinfo is not None else "no reason given"
+        skipped = report.skipped
+        judgement = Judgement(
+            " / ".join(one.label for one in claim.expectations),
+            Verdict.NOT_EVALUATED if skipped else Verdict.INFRA,
+            "none" if skipped else "infra.test",
+            f"skipped in {report.when}: {said}" if skipped else f"error in {report.when}: {said}",
+            reason="skip" if skipped else None,
+        )
+        self._record(item, (judgement,), [])
+        return item.stash[PAYLOAD]
+
+    # ----------------------------------------------------------------------------------------------------- teardown
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Generator[None, object, object]:
+        """Stop servers that nobody will use; a leak is an error of its own here, and changes no verdict."""
+        try:
+            return (yield)
+        finally:
+            done = self._key(item)
+            following = self._key(nextitem) if nextitem is not None else None
+            leaks = self.session.pool.settle(done, following) if EVALUATION in item.stash else []
+            if leaks:
+                pytest.fail("\n".join(leaks), pytrace=False)
+
+    def _key(self, item: pytest.Item) -> Hashable:
+        claim = item.stash.get(CLAIM, None)
+        return self.evaluation(item).share_key() if claim is not None and claim.serves is not None else None
+
+    def expect(self, items: list[pytest.Item]) -> None:
+        """Count the servers that the selected claims declare."""
+        self.session.pool.expect(key for key in map(self._key, items) if key is not None)
+
+    def ordered(self, items: list[pytest.Item]) -> list[pytest.Item]:
+        """The same items with equal servers side by side: those that only observe first, then those that use it."""
+        keys = {item: self._key(item) for item in items}
+        first: dict[Hashable, int] = {}
+        for position, item in enumerate(items):
+            if keys[item] is not None:
+                first.setdefault(keys[item], position)
+
+        def place(entry: tuple[int, pytest.Item]) -> tuple[int, bool, int]:
+            position, item = entry
+            key = keys[item]
+            if key is None:
+                return (position, False, position)
+            uses = bool({"server", "gpuguard_server"} & set(getattr(item, "fixturenames", ())))
+            return (first[key], uses, position)
+
+        return [item for _, item in sorted(enumerate(items), key=place)]
+
+    @contextmanager
+    def leased_gpus(self, item: pytest.Item) -> Iterator[tuple[Gpu, ...]]:
+        """GPUs for a test that boots no server. Raises LeaseFailed."""
+        evaluation = self.evaluation(item)
+        claim = evaluation.claim
+        if claim.serves is not None:
+            raise pytest.UsageError(f"{item.nodeid}: gpus leases GPUs of its own; a claim with @serves has its server's")
+        if not claim.needs.any_gpu:
+            raise pytest.UsageError(f"{item.nodeid}: the fixture gpus needs @needs_gpus(n) on the test")
+        with evaluation.leased() as uuids:
+            yield tuple(self.session.rig.gpu(uuid) for uuid in uuids)
+
+    def give_up(self, item: pytest.Item) -> str:
+        """Called from the timer's thread: stop this test's servers, and say what their logs end with."""
+        evaluation = self.evaluation(item)
+        said = []
+        for live in evaluation.live:
+            said += [f"log: {live.observation.log}", *(f"| {line}" for line in live.observation.tail[-8:])]
+            if live.boot is not None:
+                live.boot.stop()
+        return "\n".join(said)
+
+    def close(self) -> list[str]:
+        """Stop everything that is left."""
+        return self.session.close()
+
+
+class BodyGate:
+    """Keeps a test's body from running when its server did not come up."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> object | None:
+        """Claim that the body was run."""
+        return True if pyfuncitem.stash.get(SKIP_BODY, False) else None
+
+
+def _skip(item: pytest.Item, reason: str) -> None:
+    """Skip with the test's own place as the location."""
+    raise pytest.skip.Exception(reason, _use_item_location=True)
+
+
+def _one_line(error: BaseException) -> str:
+    text = re.sub(r"\s+", " ", str(error)).strip() or type(error).__name__
+    named = text if isinstance(error, (AssertionError, pytest.fail.Exception, pytest.skip.Exception)) else ""
+    text = named or f"{type(error).__name__}: {text}"
+    return text if len(text) <= 200 else text[:199] + "…"
+
+
+def worker_share(config: pytest.Config) -> Path | None:
+    """The folder that an xdist worker shares facts through, or None outside xdist."""
+    given = getattr(config, "workerinput", {}).get("gpuguard_share")
+    return Path(os.fspath(given)) if given else None

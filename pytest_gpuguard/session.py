@@ -1,0 +1,175 @@
+"""What one run asks once and keeps: rig, stacks, their flags, models, and the servers that are up.
+
+Under xdist the workers share facts through a folder: whoever needs a fact first asks for it, the others read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from .claims.claim import ENGINES
+from .engines.sglang import SGLang
+from .facts.stackref import StackRef
+
+if TYPE_CHECKING:
+    from .boots import BootPool
+    from .engines.base import Engine
+    from .facts.gpu import Rig
+    from .facts.nvml import NvmlChild
+    from .facts.stack import Stack
+    from .options import Config
+
+#: Engines that this version drives. The others are declared and judged NOT_EVALUATED.
+DRIVEN: Final[Mapping[str, Callable[[], Engine]]] = {"sglang": SGLang}
+assert set(DRIVEN) <= set(ENGINES)
+
+_HELP_TIMEOUT_S: Final = 180.0
+
+
+class StackAbsent(LookupError):
+    """A stack that is not there; the message names the command that builds it, when one is known."""
+
+
+class FlagsUnknown(RuntimeError):
+    """The stack's own ``--help`` could not be read; the message carries what it printed."""
+
+
+class Session:
+    """The services of one run. ``share`` is the folder that xdist workers exchange facts through, or None."""
+
+    def __init__(self, config: Config, share: Path | None = None) -> None:
+        self.config = config
+        self._share = share
+        self._rig: Rig | None = None
+        self._nvml: NvmlChild | None = None
+        self._stacks: dict[str, Stack] = {}
+        self._help: dict[str, str] = {}
+        self._pool: BootPool | None = None
+        self._lock = threading.RLock()
+
+    # -------------------------------------------------------------------------------------------------------- facts
+
+    @property
+    def rig(self) -> Rig:
+        """The GPUs that this run may use. Faults are on the rig, not raised."""
+        from .facts.gpu import Rig
+
+        if self._rig is None:
+            self._rig = Rig.from_dict(self._shared("rig", lambda: self.nvml.rig().to_dict()))
+        return self._rig
+
+    @property
+    def nvml(self) -> NvmlChild:
+        """The one child process that NVML is asked in."""
+        from .facts.nvml import NvmlChild
+
+        with self._lock:
+            if self._nvml is None:
+                self._nvml = NvmlChild()
+            return self._nvml
+
+    def default_stack(self) -> StackRef:
+        """The stack of the command line, else the python that runs pytest."""
+        if self.config.stacks:
+            name, python = self.config.stacks[0]
+            return StackRef(name, python)
+        return StackRef("default", sys.executable, explicit=False)
+
+    def stack(self, ref: StackRef) -> Stack:
+        """The facts of a stack. Raises StackAbsent, or StackError when its python cannot be asked."""
+        from .facts.stack import Stack, probe_stack
+
+        if not Path(ref.python).exists():
+            cure = f"; build it: {ref.build}" if ref.build else ""
+            raise StackAbsent(f"stack {ref.name!r}: {ref.python} does not exist{cure}")
+        if ref.python not in self._stacks:
+            key = "stack-" + hashlib.sha256(f"{ref.name}\0{ref.python}".encode()).hexdigest()[:16]
+            self._stacks[ref.python] = Stack.from_dict(
+                self._shared(key, lambda: probe_stack(ref.name, ref.python).to_dict())
+            )
+        return self._stacks[ref.python]
+
+    def help_text(self, engine: Engine, stack: Stack) -> str:
+        """The engine's ``--help`` in this stack, kept on disk for as long as the stack's packages stay the same.
+
+        Raises FlagsUnknown.
+        """
+        from .facts.stack import cache_dir
+
+        versions = json.dumps([engine.name, stack.python, dict(stack.packages)], sort_keys=True)
+        key = hashlib.sha256(versions.encode()).hexdigest()[:24]
+        if key in self._help:
+            return self._help[key]
+        file = cache_dir() / f"help-{key}.txt"
+        try:
+            text = file.read_text()
+        except OSError:
+            text = _run_help(engine.help_command(stack.python))
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                scratch = file.with_suffix(f".{threading.get_ident()}.tmp")
+                scratch.write_text(text)
+                scratch.replace(file)
+            except OSError:
+                pass  # a cache that cannot be written is no cache
+        self._help[key] = text
+        return text
+
+    def _shared(self, name: str, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        if self._share is None:
+            return ask()
+        from filelock import FileLock
+
+        file = self._share / f"{name}.json"
+        with FileLock(f"{file}.lock"):
+            if not file.exists():
+                scratch = file.with_suffix(".tmp")
+                scratch.write_text(json.dumps(ask()))
+                scratch.replace(file)
+            found: dict[str, Any] = json.loads(file.read_text())
+            return found
+
+    # -------------------------------------------------------------------------------------------------------- boots
+
+    @property
+    def pool(self) -> BootPool:
+        """The servers that are up."""
+        from .boots import BootPool
+
+        if self._pool is None:
+            self._pool = BootPool(self)
+        return self._pool
+
+    def close(self) -> list[str]:
+        """Stop everything; returns what was wrong at the end, one line each."""
+        problems = []
+        if self._pool is not None:
+            problems = self._pool.close()
+        if self._nvml is not None:
+            self._nvml.close()
+            self._nvml = None
+        return problems
+
+
+def _run_help(command: list[str]) -> str:
+    import os
+
+    env = {**os.environ, "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
+    try:
+        done = subprocess.run(
+            command, env=env, capture_output=True, timeout=_HELP_TIMEOUT_S, stdin=subprocess.DEVNULL, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise FlagsUnknown(f"{' '.join(command)}: {error}") from error
+    text = done.stdout.decode(errors="replace")
+    if done.returncode != 0 or "--" not in text:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise FlagsUnknown(f"{' '.join(command)} failed: {said[-1] if said else f'exit {done.returncode}'}")
+    return text

@@ -1,0 +1,124 @@
+"""pytest-timeout and claims: its limit counts the test's own code, never the boot, and ends as a verdict.
+
+A claim's boot has its own ``boot_timeout``. The timer is started where pytest-timeout would start its own, and stands
+still while a server boots.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+
+TIMER: Final = pytest.StashKey["ItemTimer"]()
+#: After the thread method has asked the test to end, it may take so long before the process is given up.
+LAST_GRACE_S: Final = 5.0
+
+
+class ClaimTimeout(pytest.fail.Exception):  # type: ignore[misc, name-defined]
+    """The test's own time is up. Not an ``Exception``, so that a body's ``except Exception`` does not swallow it."""
+
+
+class ItemTimer:
+    """The clock of one test. ``method`` is pytest-timeout's: ``signal`` or ``thread``."""
+
+    def __init__(self, seconds: float, method: str, on_expire: Callable[[], str]) -> None:
+        self.seconds = seconds
+        self.expired = False
+        self._method = method if method != "signal" or _in_main_thread() else "thread"
+        self._on_expire = on_expire
+        self._left = seconds
+        self._running_since: float | None = None
+        self._thread: threading.Timer | None = None
+        self._over = threading.Event()
+        self._target = threading.get_ident()
+
+    @property
+    def message(self) -> str:
+        """What is said when it is up."""
+        return f"the test's time-out of {self.seconds:g} s passed (boots are not counted)"
+
+    def start(self) -> None:
+        """Let the clock run."""
+        if self._running_since is not None or self.expired or self._left <= 0:
+            return
+        self._running_since = time.monotonic()
+        if self._method == "signal":
+            signal.signal(signal.SIGALRM, self._on_signal)
+            signal.setitimer(signal.ITIMER_REAL, self._left)
+        else:
+            self._thread = threading.Timer(self._left, self._on_thread)
+            self._thread.daemon = True
+            self._thread.start()
+
+    def pause(self) -> None:
+        """Stop the clock; ``start`` lets it go on where it stood."""
+        if self._running_since is None:
+            return
+        self._left -= time.monotonic() - self._running_since
+        self._running_since = None
+        if self._method == "signal":
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        elif self._thread is not None:
+            self._thread.cancel()
+            if not self.expired:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._target), None)
+
+    def cancel(self) -> None:
+        """The test is over."""
+        self._over.set()
+        self.pause()
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        if _debugging():
+            return
+        self.expired = True
+        raise ClaimTimeout(self.message, pytrace=False)
+
+    def _on_thread(self) -> None:
+        """Ask the test to end: its server is stopped, which wakes a blocked request; then an exception in its thread.
+
+        Code that blocks elsewhere cannot be woken from a thread. As pytest-timeout's thread method does, the process
+        is then given up, with the verdict on stderr; the warden takes the server along.
+        """
+        if _debugging() or self._over.is_set():
+            return
+        self.expired = True
+        said = self._on_expire()
+        if self._over.is_set():
+            return
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._target), ctypes.py_object(_AsyncTimeout))
+        if self._over.wait(LAST_GRACE_S):
+            return
+        stderr = sys.__stderr__
+        if stderr is not None:
+            stderr.write(f"\ngpuguard: INFRA (infra.deadline): {self.message}\n{said}\n")
+            stderr.flush()
+            faulthandler.dump_traceback(stderr)
+        os._exit(1)
+
+
+class _AsyncTimeout(ClaimTimeout):
+    """ClaimTimeout without arguments, as an exception from another thread must be."""
+
+    def __init__(self) -> None:
+        super().__init__("the test's time-out passed (boots are not counted)", pytrace=False)
+
+
+def _in_main_thread() -> bool:
+    return hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+
+
+def _debugging() -> bool:
+    import pytest_timeout
+
+    return bool(pytest_timeout.is_debugging())

@@ -1,0 +1,69 @@
+"""Fixtures that all tests share."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester", "tests.standin.fixtures"]
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def fake_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A python whose ``sglang`` is the stand-in of tests/fake_stack: a stack that boots in a tenth of a second."""
+    folder = tmp_path_factory.mktemp("fake-stack") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "fake_stack.pth").write_text(f"{HERE / 'fake_stack'}\n")
+    return folder / "bin" / "python"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model folder: a config.json is all that the stand-in wants."""
+    folder = tmp_path / "a-model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks and caches of the tests are their own: they neither wait for, nor disturb, real runs on this machine."""
+    base = tmp_path_factory.getbasetemp()
+    monkeypatch.setenv("GPUGUARD_LOCK_DIR", str(base / "locks"))
+    monkeypatch.setenv("GPUGUARD_CACHE_DIR", str(base / "cache"))
+
+
+Run = Callable[..., pytest.RunResult]
+
+
+@pytest.fixture
+def claims(pytester: pytest.Pytester, fake_python: Path, model: Path) -> Iterator[Run]:
+    """Runs pytest, in a process of its own, over a file of claims against the stand-in stack.
+
+    In the source ``MODEL`` is a model folder and everything of ours is imported. Returns pytest's result.
+    """
+    head = textwrap.dedent(
+        f"""
+        import pytest
+        from pytest_gpuguard import *
+        MODEL = {str(model)!r}
+        CPU = "--device cpu"
+        """
+    )
+
+    def run(source: str, *args: str, stack: str | None = None, ini: str = "", name: str = "test_claims") -> pytest.RunResult:
+        pytester.makepyfile(**{name: head + textwrap.dedent(source)})
+        pytester.makeini(f"[pytest]\naddopts = -p no:randomly -p no:cacheprovider\n{textwrap.dedent(ini)}")
+        given = ["--gpuguard-stack", f"fake={stack or fake_python}"] if stack != "" else []
+        return pytester.runpytest_subprocess(*given, *args, timeout=120)
+
+    yield run

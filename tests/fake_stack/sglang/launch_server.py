@@ -1,0 +1,201 @@
+"""Boots like SGLang 0.5.23 as far as a watcher can see: argv, log lines, HTTP, and ways to die.
+
+What goes wrong is told by the environment: FAKE_SGLANG is one of the words in ``main``; FAKE_SGLANG_DELAY is the
+time between phases in seconds. Nothing is allocated and no GPU is touched.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+MODE = os.environ.get("FAKE_SGLANG", "ready")
+DELAY = float(os.environ.get("FAKE_SGLANG_DELAY", "0.02"))
+WORDS = "alpha beta gamma delta".split()
+
+
+def log(message, rank=""):
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+    sys.stderr.write(f"[{stamp}{rank}] {message}\n")
+    sys.stderr.flush()
+
+
+def die(*traceback):
+    log("Scheduler hit an exception: Traceback (most recent call last):")
+    sys.stderr.write('  File "/opt/venv/lib/python3.11/site-packages/sglang/srt/managers/scheduler.py", line 1, in run\n')
+    for line in traceback:
+        sys.stderr.write(line + "\n")
+    sys.stderr.write("\n")
+    sys.stderr.flush()
+    log("Received sigquit from a child process. It usually means the child failed.")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def parse():
+    parser = argparse.ArgumentParser(prog="launch_server.py")
+    parser.add_argument("--model-path", "--model", required=True)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=30000)
+    parser.add_argument("--tensor-parallel-size", "--tp-size", "--tp", type=int, default=1)
+    parser.add_argument("--pipeline-parallel-size", "--pp-size", type=int, default=1)
+    parser.add_argument("--data-parallel-size", "--dp-size", type=int, default=1)
+    parser.add_argument("--expert-parallel-size", "--ep-size", "--ep", type=int, default=1)
+    parser.add_argument("--attn-dp-size", type=int, default=1)
+    parser.add_argument("--enable-dp-attention", action="store_true")
+    parser.add_argument("--mem-fraction-static", type=float, default=0.8)
+    parser.add_argument("--max-total-tokens", type=int, default=4096)
+    parser.add_argument("--context-length", type=int)
+    parser.add_argument("--served-model-name")
+    parser.add_argument("--api-key")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--load-format", default="auto")
+    parser.add_argument("--flashinfer-allreduce-fusion-backend", default=None)
+    parser.add_argument("--json-model-override-args", default="{}")
+    return parser.parse_args()
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    args = None
+    tokens = 0
+
+    def log_message(self, *words):
+        pass
+
+    def reply(self, body, status=200):
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_GET(self):
+        key = self.args.api_key
+        if key and self.headers.get("Authorization") != f"Bearer {key}":
+            return self.reply({"error": "unauthorized"}, 401)
+        if self.path == "/health":
+            return self.reply({}, 503 if MODE == "never_healthy" else 200)
+        if self.path in ("/model_info", "/get_model_info"):
+            return self.reply({"model_path": "/somebody/else" if MODE == "foreign" else self.args.model_path})
+        if self.path in ("/server_info", "/get_server_info"):
+            return self.reply(
+                {
+                    "model_path": self.args.model_path,
+                    "mem_fraction_static": self.args.mem_fraction_static,
+                    "max_total_num_tokens": self.tokens,
+                    "version": "0.5.23",
+                    "internal_states": [
+                        {"memory_usage": {"weight": 1.5, "kvcache": 2.0, "graph": {"decode": 0.25}, "token_capacity": self.tokens}}
+                    ],
+                }
+            )
+        return self.reply({"error": "not found"}, 404)
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
+        if self.path != "/generate":
+            return self.reply({"error": "not found"}, 404)
+        if MODE == "runtime_oom":
+            die("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 94.97 GiB")
+        if MODE == "blocks":
+            time.sleep(3600)
+        count = int(body.get("sampling_params", {}).get("max_new_tokens", 4))
+        text = " ".join(WORDS[i % len(WORDS)] for i in range(count))
+        if not body.get("stream"):
+            return self.reply({"text": text, "meta_info": {"completion_tokens": count}})
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        for i in range(1, count + 1):
+            event = {"text": text, "meta_info": {"completion_tokens": i}}
+            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+            time.sleep(0.001)
+        self.wfile.write(b"data: [DONE]\n\n")
+        self.close_connection = True
+
+
+def main():
+    args = parse()
+    if os.environ.get("FAKE_SGLANG_BOOTS"):
+        with open(os.environ["FAKE_SGLANG_BOOTS"], "a") as boots:
+            boots.write(f"{os.getpid()} {' '.join(sys.argv[1:])}\n")
+    if MODE == "proof":  # proof against TERM, with a child in a session of its own that is too
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        hold = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
+        subprocess.Popen([sys.executable, "-c", hold], start_new_session=True)
+    log(f"server_args={{'model_path': {args.model_path!r}, 'mem_fraction_static': {args.mem_fraction_static}}}")
+    if MODE == "silent_exit":
+        sys.exit(0)
+    if MODE == "noise":
+        sys.stderr.buffer.write(b"\xff\xfe\x80 not utf-8 \xc3\x28\n")
+        sys.stderr.buffer.write(b"x" * (1 << 20) + b"\n")
+        for i in range(20):
+            sys.stderr.write(f"Loading safetensors checkpoint shards: {i * 5}% Completed | {i}/20 [00:0{i % 10}<00:01]\r")
+        sys.stderr.write("\n")
+        sys.stderr.flush()
+        log("Consider lowering --mem-fraction-static to avoid out of memory errors.")
+    if MODE == "rejected":
+        log("Init torch distributed begin.")
+    time.sleep(DELAY)
+    log("Load weight begin. avail mem=94.00 GB")
+    if MODE == "hang":
+        time.sleep(3600)
+    if MODE == "chatty":
+        while True:
+            log("Still loading.")
+            time.sleep(0.05)
+    if MODE == "weights_oom":
+        die(
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 672.00 MiB. GPU 2 has a total capacity of "
+            "94.97 GiB of which 136.94 MiB is free. Including non-PyTorch memory, this process has 94.83 GiB memory in use."
+        )
+    if MODE == "keyerror":
+        die("KeyError: 12")
+    time.sleep(DELAY)
+    log("Load weight end. elapsed=0.01 s, type=LlamaForCausalLM, avail mem=92.50 GB, mem usage=1.50 GB.")
+    if MODE == "kv_pool" or args.mem_fraction_static < 0.01:
+        die(
+            f"ValueError: Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static="
+            f"{args.mem_fraction_static}. Raise --mem-fraction-static above 0.016 (minimum viable = 1 - available/pre = 0.0160)."
+        )
+    if MODE == "host_oom":
+        die(
+            "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
+            "you tried to allocate 9068871296 bytes. Error code 12 (Cannot allocate memory)"
+        )
+    profiled = 1_000_000
+    tokens = min(args.max_total_tokens, profiled)
+    if args.max_total_tokens > profiled:
+        log(f"max_total_tokens={args.max_total_tokens} is larger than the profiled value {profiled}. Use the profiled value instead.")
+    log(f"KV Cache is allocated. dtype: torch.bfloat16, #tokens: {tokens}, K size: 1.00 GB, V size: 1.00 GB")
+    log("Memory pool end. avail mem=90.50 GB")
+    if args.flashinfer_allreduce_fusion_backend and args.tensor_parallel_size > 1:
+        die("ValueError: FlashInfer allreduce fusion requires SM90 or SM10X NVIDIA GPUs.")
+    log(
+        f"max_total_num_tokens={tokens}, chunked_prefill_size=4096, max_prefill_tokens=16384, "
+        f"max_running_requests=2048, context_len=2048, available_gpu_mem=90.25 GB"
+    )
+    time.sleep(DELAY)
+    if MODE == "port":
+        log("ERROR:    [Errno 98] error while attempting to bind on address ('127.0.0.1', 1): address already in use")
+        time.sleep(3600)
+    Handler.args, Handler.tokens = args, tokens
+    server = ThreadingHTTPServer((args.host, args.port), Handler)
+    server.daemon_threads = True
+    if MODE != "proof":
+        signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
+    log(f"Uvicorn running on http://{args.host}:{args.port} (Press CTRL+C to quit)")
+    if MODE != "never_ready":
+        log("The server is fired up and ready to roll!")
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

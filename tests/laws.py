@@ -1,0 +1,11 @@
+"""Hypothesis as our tests use it: without its deadline, because a busy machine is no counterexample."""
+
+from __future__ import annotations
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+__all__ = ["example", "given", "settings", "st"]
+
+settings.register_profile("gpuguard", deadline=None)
+settings.load_profile("gpuguard")

@@ -1,0 +1,376 @@
+"""GPU leases, slots and the folder of their locks: all or nothing, among processes and among users."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from pytest_gpuguard.lease import dirs
+from pytest_gpuguard.lease.clean import GIB, wait_until_clean
+from pytest_gpuguard.lease.dirs import LockDirError, lock_dir, usable
+from pytest_gpuguard.lease.flocks import Holder, LeaseTimeout, Locks
+from pytest_gpuguard.lease.gpus import DOOR, lease_gpus
+from pytest_gpuguard.lease.slots import CPU_SERVER, lease_slot
+from tests.needs import need
+from tests.trees import ROOT
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="locks are for Linux only")
+
+A, B, C, D = (f"GPU-{letter * 8}-0000-0000-0000-000000000000" for letter in "abcd")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "locks"
+    path.mkdir()
+    return path
+
+
+def python(code: str, *arguments: str) -> subprocess.Popen[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        env=env,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+
+
+HOLDS = """
+import sys
+from pathlib import Path
+from pytest_gpuguard.lease.gpus import lease_gpus
+lease = lease_gpus(sys.argv[3:], int(sys.argv[2]), test="other.py::test", directory=Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.readline()
+"""
+
+
+def other_holder(folder: Path, *uuids: str) -> subprocess.Popen[str]:
+    process = python(HOLDS, str(folder), str(len(uuids)), *uuids)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_the_first_free_ones_are_taken_in_the_order_of_preference(folder: Path) -> None:
+    with lease_gpus([C, A, B, D], 2, directory=folder) as first:
+        assert first.uuids == (C, A)
+        assert len(first.fds) == 2
+        with lease_gpus([A, B, C, D], 2, directory=folder) as second:
+            assert second.uuids == (B, D)
+    assert first.released
+    assert len(first.fds) == 0
+    with lease_gpus([B, B, A], 2, directory=folder) as third:
+        assert third.uuids == (B, A)
+    with pytest.raises(ValueError, match="2 of 1 candidate GPUs cannot be leased"):
+        lease_gpus([A, A], 2, directory=folder)
+
+
+def test_all_or_nothing(folder: Path) -> None:
+    with lease_gpus([A], 1, directory=folder):
+        with pytest.raises(LeaseTimeout):
+            lease_gpus([A, B, C], 3, directory=folder)
+        with lease_gpus([B, C], 2, directory=folder) as rest:  # nothing of B and C stayed with the one that failed
+            assert rest.uuids == (B, C)
+
+
+def test_a_timeout_names_the_holders(folder: Path) -> None:
+    process = other_holder(folder, A)
+    with pytest.raises(LeaseTimeout) as caught:
+        lease_gpus([A, B], 2, wait_s=0.6, directory=folder)
+    error = caught.value
+    assert error.waited_s >= 0.6
+    (holder,) = error.holders
+    assert holder.pid == process.pid
+    assert holder.test == "other.py::test"
+    assert holder.host
+    assert f"pid {process.pid}, other.py::test, since 20" in str(error)
+    assert "--gpuguard-wait" in str(error)
+    process.communicate("end\n")
+
+
+def test_a_waiter_is_told_who_is_in_the_way_and_served_when_it_is_free(folder: Path) -> None:
+    process = other_holder(folder, A)
+    told: list[tuple[Sequence[Holder], float]] = []
+    threading.Timer(0.5, process.communicate, ["end\n"]).start()
+    with lease_gpus([A], 1, 50, lambda holders, waited: told.append((holders, waited)), directory=folder) as lease:
+        assert lease.uuids == (A,)
+    assert len(told) == 1
+    assert [holder.pid for holder in told[0][0]] == [process.pid]
+
+
+def test_kill_9_frees_the_lease_but_not_what_an_heir_holds(folder: Path) -> None:
+    process = other_holder(folder, A)
+    process.kill()
+    process.communicate()
+    lease = lease_gpus([A], 1, test="mine.py::test", directory=folder)
+    with subprocess.Popen(["sleep", "60"], pass_fds=lease.fds) as heir:
+        lease.release()
+        with pytest.raises(LeaseTimeout, match=r"mine\.py::test"):
+            lease_gpus([A], 1, directory=folder)
+        heir.kill()
+        heir.wait()
+        lease_gpus([A], 1, directory=folder).release()
+
+
+def test_a_record_of_a_dead_holder_is_shown_as_such(folder: Path) -> None:
+    leaves = (
+        "import subprocess; print(subprocess.Popen(['sleep', '60'], pass_fds=lease.fds, stdout=-3).pid, flush=True)"
+    )
+    code = HOLDS.replace("sys.stdin.readline()", leaves)
+    process = python(code, str(folder), "1", A)
+    heir = int(process.communicate()[0].split()[1])
+    with pytest.raises(LeaseTimeout, match=r"\(gone; what it started still holds the lock\)"):
+        lease_gpus([A], 1, directory=folder)
+    os.kill(heir, signal.SIGKILL)
+
+
+WORKER = """
+import json, random, sys, time
+from pathlib import Path
+from pytest_gpuguard.lease.gpus import lease_gpus
+folder, n, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+uuids = [f"GPU-{i}" for i in range(8)]
+rounds, longest = 0, 0.0
+end = time.monotonic() + seconds
+while time.monotonic() < end:
+    random.shuffle(uuids)
+    began = time.monotonic()
+    with lease_gpus(uuids, n, 100, directory=folder) as lease:
+        longest = max(longest, time.monotonic() - began)
+        flags = [open(folder / f"{uuid}.in-use", "x") for uuid in lease.uuids]  # "x": fails if somebody else has it
+        time.sleep(random.uniform(0, 0.03))
+        for flag in flags:
+            flag.close()
+            Path(flag.name).unlink()
+    rounds += 1
+print(json.dumps([rounds, longest]))
+"""
+
+
+def test_big_and_small_leases_contend_without_deadlock_overlap_or_starvation(folder: Path) -> None:
+    workers = [python(WORKER, str(folder), str(n), "4") for n in (1, 1, 1, 4, 4, 8)]
+    results = [json.loads(worker.communicate(timeout=200)[0]) for worker in workers]
+    assert all(worker.returncode == 0 for worker in workers)
+    assert all(rounds >= 1 for rounds, _ in results), results
+
+
+def test_who_waits_for_busy_gpus_is_not_overtaken_but_does_not_block_other_gpus(folder: Path) -> None:
+    process = other_holder(folder, A)
+    served: list[str] = []
+
+    def big() -> None:
+        with lease_gpus([A, B], 2, 50, directory=folder):
+            served.append("big")
+
+    thread = threading.Thread(target=big)
+    thread.start()
+    locks = Locks(directory=folder)
+    deadline = time.monotonic() + 30
+    while not locks.holders([DOOR]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    with pytest.raises(LeaseTimeout, match=DOOR):
+        lease_gpus([B], 1, directory=folder)  # it is free, but the one in the door waits for it
+    with lease_gpus([C, D], 2, directory=folder) as others:
+        assert others.uuids == (C, D)
+    assert served == []
+    process.communicate("end\n")
+    thread.join(50)
+    assert served == ["big"]
+
+
+def test_a_slot_has_one_holder(folder: Path) -> None:
+    with lease_slot(directory=folder, test="a.py::a") as slot:
+        assert slot.name == CPU_SERVER
+        with pytest.raises(LeaseTimeout, match=r"slot 'cpu-server' did not become free(.|\n)*a\.py::a"):
+            lease_slot(directory=folder)
+        lease_slot("another", directory=folder).release()
+    lease_slot(directory=folder).release()
+    with pytest.raises(ValueError, match="not a slot name"):
+        lease_slot("../etc", directory=folder)
+
+
+def test_a_lock_file_that_a_cleaner_removed_is_not_trusted(folder: Path) -> None:
+    locks = Locks(directory=folder)
+    old = locks.attempt("x")
+    assert old is not None
+    (folder / "x.lock").unlink()
+    new = locks.attempt("x")
+    assert new is not None
+    assert locks.attempt("x") is None
+    os.close(old)
+    assert locks.attempt("x") is None
+    os.close(new)
+
+
+def test_descriptors_are_closed_on_exec(folder: Path) -> None:
+    with lease_gpus([A], 1, directory=folder) as lease:
+        assert not any(map(os.get_inheritable, lease.fds))
+
+
+class Nobody:
+    """A second Unix user, with a folder that both can use and a copy of the package that it can read."""
+
+    def __init__(self, above: Path) -> None:
+        above.chmod(0o755)
+        self.folder = usable(above / "locks")
+        self._code = above / "code"
+        shutil.copytree(ROOT / "pytest_gpuguard", self._code / "pytest_gpuguard")
+        for path in (self._code, *self._code.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        self._python = next(filter(self._can_run, (sys.executable, "/usr/local/bin/python3", "/usr/bin/python3")), "")
+        need(self._python, "the user nobody can run no Python ≥ 3.10 here")
+
+    def _can_run(self, program: str) -> bool:
+        try:
+            return self._popen([program, "-S", "-c", "import sys; sys.exit(sys.version_info < (3, 10))"]).wait() == 0
+        except OSError:
+            return False
+
+    def _popen(self, argv: list[str], stdio: int | None = None) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            argv,
+            text=True,
+            stdin=stdio,
+            stdout=stdio,
+            user=65534,
+            group=65534,
+            extra_groups=[],
+            cwd="/",
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(self._code), "PYTHONDONTWRITEBYTECODE": "1"},
+        )
+
+    def python(self, code: str) -> subprocess.Popen[str]:
+        return self._popen([self._python, "-S", "-c", code, str(self.folder)], subprocess.PIPE)
+
+
+@pytest.fixture
+def nobody() -> Iterator[Nobody]:
+    need(os.geteuid() == 0, "only root can become a second Unix user")
+    with tempfile.TemporaryDirectory(dir="/tmp") as above:
+        yield Nobody(Path(above))
+
+
+SECOND_USER = """
+import os, sys
+from pathlib import Path
+from pytest_gpuguard.lease.flocks import LeaseTimeout
+from pytest_gpuguard.lease.gpus import lease_gpus
+os.umask(0o077)
+folder = Path(sys.argv[1])
+try:
+    lease_gpus(["GPU-1"], 1, directory=folder)
+except LeaseTimeout as error:
+    print(error.holders[0].user, flush=True)
+sys.stdin.readline()
+lease = lease_gpus(["GPU-1", "GPU-2"], 2, 50, directory=folder)
+print("held", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_second_unix_user_excludes_and_is_excluded(nobody: Nobody) -> None:
+    assert stat.S_IMODE(nobody.folder.stat().st_mode) == 0o1777
+    mine = lease_gpus(["GPU-1"], 1, directory=nobody.folder)
+    process = nobody.python(SECOND_USER)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == "root\n"
+    mine.release()
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "held\n"
+    with pytest.raises(LeaseTimeout) as caught:
+        lease_gpus(["GPU-2"], 1, directory=nobody.folder)
+    assert caught.value.holders[0].pid == process.pid
+    assert caught.value.holders[0].user == "nobody"
+    process.communicate("end\n")
+    lease_gpus(["GPU-1", "GPU-2"], 2, directory=nobody.folder).release()
+
+
+READ_ONLY = """
+import sys
+from pathlib import Path
+from pytest_gpuguard.lease.flocks import Locks
+print(Locks(directory=Path(sys.argv[1])).attempt("x") is not None, flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_lock_file_that_the_second_user_may_only_read_still_locks(nobody: Nobody) -> None:
+    (nobody.folder / "x.lock").write_text("")
+    (nobody.folder / "x.lock").chmod(0o444)
+    process = nobody.python(READ_ONLY)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "True\n"
+    locks = Locks(directory=nobody.folder)
+    assert locks.attempt("x") is None
+    assert locks.holders(["x"]) == (Holder("x"),)
+    assert "no readable record" in str(Holder("x"))
+    process.communicate("end\n")
+
+
+def test_the_folder_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(dirs.ENV, str(tmp_path / "mine"))
+    umask = os.umask(0o077)
+    try:
+        assert lock_dir() == tmp_path / "mine"
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE((tmp_path / "mine").stat().st_mode) == 0o1777
+    monkeypatch.delenv(dirs.ENV)
+    monkeypatch.setattr(dirs, "DEFAULTS", (str(tmp_path / "nowhere" / "a"), str(tmp_path / "b")))
+    assert lock_dir() == tmp_path / "b"
+    (tmp_path / "b").chmod(0o755)  # as if its maker had died before the chmod
+    assert stat.S_IMODE(lock_dir().stat().st_mode) == 0o1777
+    monkeypatch.setattr(dirs, "DEFAULTS", (str(tmp_path / "a"), str(tmp_path / "b")))
+    assert lock_dir() == tmp_path / "a"
+
+
+def test_folders_that_cannot_be_trusted_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    (tmp_path / "file").write_text("")
+    for name, reason in (("link", "symbolic link"), ("file", "not a folder"), ("no/where", "cannot be made")):
+        with pytest.raises(LockDirError, match=rf"{reason}(.|\n)*{dirs.ENV}"):
+            usable(tmp_path / name)
+    need(os.geteuid() == 0, "only root can give a folder to another user")
+    (tmp_path / "foreign").mkdir()
+    os.chown(tmp_path / "foreign", 65534, 65534)
+    (tmp_path / "foreign").chmod(0o777)
+    with pytest.raises(LockDirError, match=r"uid 65534 and is not sticky .*chmod 1777"):
+        usable(tmp_path / "foreign")
+    (tmp_path / "foreign").chmod(0o1777)
+    assert usable(tmp_path / "foreign") == tmp_path / "foreign"
+
+
+def test_a_planted_symlink_is_not_followed(folder: Path, tmp_path: Path) -> None:
+    (folder / "gpu-GPU-1.lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(LockDirError, match="cannot be opened"):
+        lease_gpus(["GPU-1"], 1, directory=folder)
+    assert not (tmp_path / "victim").exists()
+
+
+def test_it_waits_until_the_driver_has_given_the_memory_back() -> None:
+    readings = iter([{A: 90 * GIB, B: 0}, {A: 2 * GIB, B: 0}, {A: GIB, B: 5}])
+    assert wait_until_clean(lambda: next(readings), [A, B], timeout_s=50, poll_s=0) == []
+
+
+def test_what_stays_dirty_is_named_and_the_unknown_is_not_clean() -> None:
+    used = {A: 3 * GIB, B: 0, C: None}
+    assert wait_until_clean(lambda: used, [A, B, C, D], timeout_s=0) == [(A, 3 * GIB), (C, None), (D, None)]
+    assert wait_until_clean(lambda: used, [B, C], timeout_s=0.05, poll_s=0.01, unknown_is_clean=True) == []
+    assert wait_until_clean(lambda: used, [A], {A: 4 * GIB}, timeout_s=0) == []
