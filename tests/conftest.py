@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -45,6 +46,13 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
 Run = Callable[..., pytest.RunResult]
 
 
+def own_ports() -> str:
+    """A range of ports for the runs that this worker starts: lock folders differ, so ranges must too."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    first = 20032 + 1024 * ((os.getppid() % 6) * 2 + int(worker) % 2)
+    return f"{first}-{first + 1023}"
+
+
 @pytest.fixture
 def claims(pytester: pytest.Pytester, fake_python: Path, model: Path) -> Iterator[Run]:
     """Runs pytest, in a process of its own, over a file of claims against the stand-in stack.
@@ -62,7 +70,9 @@ def claims(pytester: pytest.Pytester, fake_python: Path, model: Path) -> Iterato
 
     def run(source: str, *args: str, stack: str | None = None, ini: str = "", name: str = "test_claims") -> pytest.RunResult:
         pytester.makepyfile(**{name: head + textwrap.dedent(source)})
-        pytester.makeini(f"[pytest]\naddopts = -p no:randomly -p no:cacheprovider\n{textwrap.dedent(ini)}")
+        ini = textwrap.dedent(ini)
+        ports = "" if "gpuguard_ports" in ini else f"gpuguard_ports = {own_ports()}\n"
+        pytester.makeini(f"[pytest]\naddopts = -p no:randomly -p no:cacheprovider\n{ports}{ini}")
         given = ["--gpuguard-stack", f"fake={stack or fake_python}"] if stack != "" else []
         return pytester.runpytest_subprocess(*given, *args, timeout=120)
 

@@ -244,3 +244,14 @@ def test_no_line_takes_long(line: bytes) -> None:
     reader.reading()
     reader.tail()
     assert time.monotonic() - started < 5
+
+
+def test_a_taken_http_port_is_fatal_at_once_because_sglang_never_exits_of_it() -> None:
+    reader = LogReader()
+    reader.feed(b"[2026-01-01 00:00:00] Memory pool end. avail mem=90.50 GB\n")
+    reader.feed(
+        b"[2026-01-01 00:00:01] ERROR:    [Errno 98] error while attempting to bind on address ('127.0.0.1', 30000): "
+        b"address already in use\n"
+    )
+    assert reader.reading().outcome == "port.in_use"
+    assert reader.reading().fatal

@@ -125,7 +125,8 @@ def main():
     args = parse()
     if os.environ.get("FAKE_SGLANG_BOOTS"):
         with open(os.environ["FAKE_SGLANG_BOOTS"], "a") as boots:
-            boots.write(f"{os.getpid()} {' '.join(sys.argv[1:])}\n")
+            cuda = [f"{name}={os.environ.get(name)}" for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")]
+            boots.write(f"{os.getpid()} {' '.join([*sys.argv[1:], *cuda])}\n")
     if MODE == "proof":  # proof against TERM, with a child in a session of its own that is too
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         hold = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
