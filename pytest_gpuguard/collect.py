@@ -6,6 +6,7 @@ Runs for every test of every project that has us installed, so a test without ou
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from typing import Any, Final
 
 import pytest
@@ -38,9 +39,18 @@ class Collector:
 
     def check_report(self, collector: pytest.Collector, report: pytest.CollectReport) -> None:
         """Attach a claim to every collected test that carries our marks; make the report fail on a mistake."""
+        problems = self._problems(collector, report.result)
+        if problems:
+            for node in report.result:
+                problems += self._below(node)  # pytest will not go there any more
+            report.outcome = "failed"
+            report.longrepr = "\n".join(problems)
+            report.result = []
+
+    def _problems(self, collector: pytest.Collector, children: Iterable[Any]) -> list[str]:
         problems: list[str] = []
         inherited: list[pytest.Mark] | None = None
-        for item in report.result:
+        for item in children:
             if not isinstance(item, pytest.Item):
                 continue
             if inherited is None:
@@ -51,10 +61,16 @@ class Collector:
                     self._read(item, marks)
                 except ClaimError as error:
                     problems.append(f"{_where(item)}: {error}")
-        if problems:
-            report.outcome = "failed"
-            report.longrepr = "\n".join(problems)
-            report.result = []
+        return problems
+
+    def _below(self, node: Any) -> list[str]:
+        if not isinstance(node, pytest.Class):
+            return []
+        try:
+            children = list(node.collect())
+        except Exception:
+            return []  # its own error shows once the others are mended
+        return self._problems(node, children) + [one for child in children for one in self._below(child)]
 
     def _read(self, item: pytest.Item, marks: list[pytest.Mark]) -> None:
         ours = [mark for mark in marks if mark.name in MARKERS]
@@ -67,7 +83,7 @@ class Collector:
         if not isinstance(item, pytest.Function) or _is_unittest(item):
             raise ClaimError("claims are plain test functions; a unittest method cannot carry one")
         try:
-            key = tuple((mark.name, mark.args, tuple(mark.kwargs.items())) for mark in ours)
+            key = tuple(map(_key, ours))
             built = self._built.get(key, key)
         except TypeError:
             key, built = (), ()
@@ -120,7 +136,7 @@ class Collector:
 
     def _keyword_twin(self, mark: pytest.Mark) -> pytest.MarkDecorator | None:
         try:
-            key = (mark.name, mark.args, tuple(mark.kwargs.items()))
+            key = _key(mark)
             if key in self._normal:
                 return self._normal[key]
         except TypeError:
@@ -156,13 +172,19 @@ def _build(item: pytest.Item, marks: list[pytest.Mark]) -> Claim | Needs | None:
             serves = value
         elif isinstance(value, About):
             about = value
-    claim = build_claim(item.name, needs, serves, expectations[::-1], about)
+    claim = build_claim(needs, serves, expectations[::-1], about)
     if claim is not None:
         return claim
     merged = Needs()
     for one in needs:
         merged = merged.merge(one)
     return merged
+
+
+def _key(mark: pytest.Mark) -> tuple[Any, ...]:
+    """What makes two marks mean the same; ``True`` and ``1`` are equal and do not mean the same."""
+    given = mark.kwargs
+    return (mark.name, mark.args, *map(type, mark.args), tuple(given.items()), *map(type, given.values()))
 
 
 def _is_unittest(item: pytest.Item) -> bool:

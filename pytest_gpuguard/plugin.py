@@ -159,7 +159,8 @@ def pytest_configure(config: pytest.Config) -> None:
             )
     manager = config.stash[MANAGER] = Manager(config, settings)
     config.pluginmanager.register(Verdicts(manager), "gpuguard-verdicts")
-    if config.pluginmanager.hasplugin("dsession"):
+    # xdist registers its session after us, but has decided by now.
+    if getattr(config.option, "dist", "no") != "no" and not hasattr(config, "workerinput"):
         from .xdist import Controller
 
         config.pluginmanager.register(Controller(config), "gpuguard-xdist")
@@ -208,13 +209,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
-    """Rig and stack, before the first claim runs; with ``-v`` the layouts too."""
+    """Rig and stack, before the first claim runs; with ``-v`` the layouts too. ``--collect-only`` asks nothing."""
     manager = config.stash[MANAGER]
     if manager.collector is None or not manager.collector.claims:
         return []
     from .report.header import header
 
-    return header(manager.runner, items, config.option.verbose)
+    return header(manager.runner, items, config.option.verbose, facts=not config.option.collectonly)
 
 
 # ------------------------------------------------------------------------------------------------------ pytest-timeout

@@ -42,6 +42,8 @@ IN_CALL: Final = pytest.StashKey[bool]()
 #: What pytest shows under "Captured …" for a claim.
 _SECTION: Final = "gpuguard"
 
+_XFAIL: Final = "xfail was added to a claim: it would also pass on a set-up error or another cause"
+
 
 class Runner:
     """Runs claims in this pytest process. Registered as a plugin once the first claim was collected."""
@@ -50,6 +52,7 @@ class Runner:
         self.config = config
         self.settings = settings
         self.session = Session(settings, share)
+        self._share = share
         self.progress = ProgressLine(config)
 
     # ------------------------------------------------------------------------------------------------------- set-up
@@ -62,7 +65,7 @@ class Runner:
     def evaluation(self, item: pytest.Item) -> Evaluation:
         """The evaluation of an item: of its claim, or of a test that only boots servers itself."""
         if EVALUATION not in item.stash:
-            claim = item.stash.get(CLAIM, None) or Claim(item.name, item.stash.get(GATE, Needs()), None, ())
+            claim = item.stash.get(CLAIM, None) or Claim(item.stash.get(GATE, Needs()), None, ())
             item.stash[EVALUATION] = Evaluation(
                 self.session,
                 claim,
@@ -78,7 +81,12 @@ class Runner:
         if CLAIM not in item.stash and GATE not in item.stash:
             return
         if CLAIM in item.stash and next(item.iter_markers("xfail"), None) is not None:
-            pytest.fail("xfail was added to a claim: it would also pass on a set-up error or another cause", pytrace=False)
+            pytest.fail(_XFAIL, pytrace=False)
+        if self._share is not None:
+            from .xdist import STOP
+
+            if (self._share / STOP).exists():
+                _skip(item, "the run was stopped by a failure elsewhere")
         unmet = self.evaluation(item).unmet()
         if unmet:
             text = "; ".join(one.text for one in unmet)
@@ -93,6 +101,13 @@ class Runner:
             _skip(item, f"NOT_EVALUATED: {text}")
 
     # --------------------------------------------------------------------------------------------------------- call
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
+        """Take off an xfail that a fixture has added, before pytest looks at it."""
+        if CLAIM in item.stash and _drop_xfail(item):
+            pytest.fail(_XFAIL, pytrace=False)
+        return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
@@ -125,6 +140,8 @@ class Runner:
             timer.pause()
             if timer.expired:
                 body = Body("timeout", timer.message)
+        if _drop_xfail(pyfuncitem):
+            body, error = Body("error", _XFAIL), None
         if error is not None and isinstance(error, (KeyboardInterrupt, SystemExit, pytest.exit.Exception)):
             raise error
         judgements, observations = evaluation.judge(body)
@@ -146,7 +163,7 @@ class Runner:
             ),
         )
         if live is not None and live.boot is not None and live.observation.ready:
-            evaluation.measure(live)
+            self._paused(item, lambda: evaluation.measure(live))
             if isinstance(handle, PendingServer):
                 handle.attach(ServerHandle(live.boot, live.observation))
         return live
@@ -351,6 +368,14 @@ class BodyGate:
 def _skip(item: pytest.Item, reason: str) -> None:
     """Skip with the test's own place as the location."""
     raise pytest.skip.Exception(reason, _use_item_location=True)
+
+
+def _drop_xfail(item: pytest.Item) -> bool:
+    """Remove xfail marks that were added to a claim while it ran; True when there were any."""
+    kept = [mark for mark in item.own_markers if mark.name != "xfail"]
+    dropped = len(kept) < len(item.own_markers)
+    item.own_markers[:] = kept
+    return dropped
 
 
 def _one_line(error: BaseException) -> str:

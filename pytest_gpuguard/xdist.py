@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from .run import Runner
 
 
+#: Its presence in the shared folder tells workers that the run is over.
+STOP: Final = "stop"
+
+
 class Controller:
     """The controller's side."""
 
@@ -27,6 +31,7 @@ class Controller:
         self._config = config
         self._folder = Path(tempfile.mkdtemp(prefix="gpuguard-"))
         self._told = False
+        self._failed = 0
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -55,6 +60,14 @@ class Controller:
         reporter.ensure_newline()
         for line in [*lines, *(data["layouts"] if self._config.option.verbose > 0 else [])]:
             reporter.write_line(line)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """After ``-x`` or ``--maxfail``, claims that workers still hold are not booted."""
+        self._failed += report.failed and not hasattr(report, "wasxfail")
+        most = self._config.option.maxfail
+        if most and self._failed >= most:
+            (self._folder / STOP).touch()
 
     def pytest_unconfigure(self) -> None:
         """Remove the folder."""

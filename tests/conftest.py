@@ -72,7 +72,7 @@ def claims(pytester: pytest.Pytester, fake_python: Path, model: Path) -> Iterato
         pytester.makepyfile(**{name: head + textwrap.dedent(source)})
         ini = textwrap.dedent(ini)
         ports = "" if "gpuguard_ports" in ini else f"gpuguard_ports = {own_ports()}\n"
-        pytester.makeini(f"[pytest]\naddopts = -p no:randomly -p no:cacheprovider\n{ports}{ini}")
+        pytester.makeini(f"[pytest]\naddopts = -p no:randomly\n{ports}{ini}")
         given = ["--gpuguard-stack", f"fake={stack or fake_python}"] if stack != "" else []
         return pytester.runpytest_subprocess(*given, *args, timeout=120)
 

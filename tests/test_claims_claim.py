@@ -29,7 +29,7 @@ OLD, NEW = parse_window("sglang<0.6"), parse_window("sglang>=0.6")
 
 
 def built(*expectations: Expectation, needs: tuple[Needs, ...] = (), serves: Serves | None = SERVER) -> Claim:
-    claim = build_claim("test_x", needs, serves, expectations)
+    claim = build_claim(needs, serves, expectations)
     assert claim is not None
     return claim
 
@@ -44,16 +44,16 @@ def test_nothing_is_implied_beside_an_expectation(stated: Expectation) -> None:
 
 
 def test_marks_that_only_gate_make_no_claim() -> None:
-    assert build_claim("test_x", [Needs(gpus=2)], None, []) is None
+    assert build_claim([Needs(gpus=2)], None, []) is None
 
 
 def test_a_claim_without_an_expectation_is_an_error() -> None:
     with pytest.raises(ClaimError, match=r"claim\(…\) without an expectation: add fits\(\), ooms\(…\)"):
-        build_claim("test_x", [], None, [], About(title="x"))
+        build_claim([], None, [], About(title="x"))
 
 
 def test_who_says_so_is_kept_and_hearsay_is_a_status() -> None:
-    claim = build_claim("test_x", [], SERVER, [], About(status="hearsay"))
+    claim = build_claim([], SERVER, [], About(status="hearsay"))
     assert claim is not None
     assert claim.about.hearsay
     assert not built().about.hearsay

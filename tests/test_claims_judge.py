@@ -43,7 +43,7 @@ def absent(name: str) -> str | None:
 
 
 def claim(*expectations: Expectation) -> Claim:
-    return Claim("test_x", Needs(), Serves("sglang", "m"), expectations)
+    return Claim(Needs(), Serves("sglang", "m"), expectations)
 
 
 def said(expectation: Expectation, observation: Observation, body: Body) -> tuple[Verdict, str]:

@@ -70,9 +70,8 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One test that carries an expectation."""
+    """What one test claims."""
 
-    name: str
     needs: Needs
     serves: Serves | None
     expectations: tuple[Expectation, ...]
@@ -88,7 +87,6 @@ class Claim:
 
 
 def build_claim(
-    name: str,
     needs: Sequence[Needs],
     serves: Serves | None,
     expectations: Sequence[Expectation],
@@ -108,7 +106,7 @@ def build_claim(
             raise ClaimError("claim(…) without an expectation: add fits(), ooms(…), unsupported(…) or another")
         return None
     check_windows(expectations)
-    return Claim(name, merged, serves, tuple(expectations), about or About())
+    return Claim(merged, serves, tuple(expectations), about or About())
 
 
 def check_windows(expectations: Sequence[Expectation]) -> None:

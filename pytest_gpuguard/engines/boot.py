@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..claims.layout import flag_value
 from ..claims.observation import LogReading, MemoryTable, Observation
-from ..claims.outcome import READY, STARTING, UNKNOWN
+from ..claims.outcome import PHASES, READY, STARTING, UNKNOWN
 from ..diagnose.memory import from_server_info, merge_tables
 from ..diagnose.redact import redact
 from .base import BootSpec, Engine, ServerFacts
@@ -96,6 +96,7 @@ class Boot:
         self._ready_after: float | None = None
         self._last_line = 0.0
         self._last_memory = (0.0, 0)
+        self._furthest = PHASES[0]
         self._exit: ExitInfo | None = None
 
     # ------------------------------------------------------------------------------------------------------- start
@@ -198,7 +199,9 @@ class Boot:
             self._last_memory = (now, used)
 
     def _progress(self, now: float) -> Progress:
-        bar, phase = self._reader.progress, self._reader.phase
+        bar = self._reader.progress
+        # Ranks do not reach a phase together; for a person the furthest one counts.
+        phase = self._furthest = max(self._furthest, self._reader.phase, key=PHASES.index)
         if bar.phase != phase:
             return Progress(phase, None, None, now - self._started, self.spec.boot_timeout_s)
         return Progress(phase, bar.done, bar.total, now - self._started, self.spec.boot_timeout_s)

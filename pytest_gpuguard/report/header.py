@@ -19,13 +19,16 @@ if TYPE_CHECKING:
     from ..session import Session
 
 
-def header(runner: Runner, items: Iterable[pytest.Item], verbosity: int) -> list[str]:
-    """Rig, every stack that a claim is about, and with ``-v`` the resolved layouts."""
+def header(runner: Runner, items: Iterable[pytest.Item], verbosity: int, facts: bool = True) -> list[str]:
+    """Rig, every stack that a claim is about (unless without ``facts``), and with ``-v`` the resolved layouts."""
+    if verbosity < 0:
+        return []
     claims = [(item, item.stash[CLAIM]) for item in items if CLAIM in item.stash]
     if not claims:
         return []
-    refs = list(dict.fromkeys(runner.ref_of(item) for item, _ in claims))
-    lines = facts_lines(runner.session, refs)
+    lines: list[str] = []
+    if facts:
+        lines += facts_lines(runner.session, list(dict.fromkeys(runner.ref_of(item) for item, _ in claims)))
     if verbosity > 0:
         lines += [
             text for item, claim in claims for text in layout_lines(item.nodeid.rpartition("::")[2], claim)
