@@ -197,8 +197,12 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
             items[:] = manager.runner.ordered(items)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Count the servers that are wanted, after deselection; have the runner ready."""
+    """Count the servers that are wanted, after deselection; have the runner ready.
+
+    First, because xdist's own hook tells the controller, which then looks for what we write here.
+    """
     manager = session.config.stash[MANAGER]
     if manager.collector is not None and manager.collector.found and not session.config.option.collectonly:
         manager.runner.expect(session.items)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Generator, Hashable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pytest
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from .facts.gpu import Gpu
     from .facts.stackref import StackRef
     from .options import Config
+
+T = TypeVar("T")
 
 EVALUATION: Final = pytest.StashKey[Evaluation]()
 PAYLOAD: Final = pytest.StashKey[dict[str, Any]]()
@@ -197,14 +199,13 @@ class Runner:
             raise BootFailed(live.observation)
         return ServerHandle(live.boot, live.observation)
 
-    def _paused(self, item: pytest.Item, boot: Any) -> LiveBoot | None:
-        """Run a boot with the test's own clock standing still."""
+    def _paused(self, item: pytest.Item, work: Callable[[], T]) -> T:
+        """Boot or measure with the test's own clock standing still."""
         timer = item.stash.get(TIMER, None)
         if timer is not None:
             timer.pause()
         try:
-            live: LiveBoot | None = boot()
-            return live
+            return work()
         finally:
             self.progress.clear()
             if timer is not None:

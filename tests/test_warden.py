@@ -248,6 +248,7 @@ time.sleep(0.5); print("up", flush=True); time.sleep(600)"""
     assert talk.hear()["leftovers"] == 1
     assert 1.5 < time.monotonic() - began <= LAW_S
     assert "orphan got TERM" in (tmp_path / "log").read_text()
+    talk.process.wait(50)  # it said "gone" with its last breath
     assert not marked(mark)
     talk.close()
 
@@ -258,6 +259,7 @@ def test_a_server_that_dies_by_itself_takes_its_orphans_along(tmp_path: Path, ma
     assert talk.hear()["event"] == "started"
     assert talk.hear()["code"] == 7
     assert talk.hear() == {"event": "gone", "leftovers": 1, "t": pytest.approx(time.time(), abs=50)}
+    talk.process.wait(50)  # it said "gone" with its last breath
     assert not marked(mark)
     talk.close()
 
