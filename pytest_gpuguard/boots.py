@@ -44,6 +44,18 @@ class LiveBoot:
     held: list[Any] = field(default_factory=list)
     leak: str | None = None
 
+    @property
+    def usable(self) -> bool:
+        """Whether another claim may be judged by it: a server that is up, or one that failed to come up."""
+        return not self.observation.ready or (self.boot is not None and self.boot.alive)
+
+
+def _in_the_way(error: Exception) -> str:
+    """What kept a lease from being had, in one line: who first, because lines get cut at their end."""
+    who = "; ".join(map(str, getattr(error, "holders", ())))
+    said = re.sub(r"\s*\n\s*", " ", str(error))
+    return f"{who}: {said}" if who else said
+
 
 class BootPool:
     """Boots servers and keeps them while they are wanted."""
@@ -61,10 +73,14 @@ class BootPool:
         """Tell which declarations are still to come in this run; counted after deselection."""
         self._wanted = Counter(keys)
 
-    def find(self, spec: BootSpec) -> LiveBoot | None:
-        """A boot of an equal declaration that no test's code has touched: up and alive, or failed."""
+    def find(self, spec: BootSpec, candidates: Sequence[str]) -> LiveBoot | None:
+        """A boot of an equal declaration that no test's code has touched: up and alive, or failed.
+
+        It must have run on GPUs that the asking claim would take too: equal servers may need different cards.
+        """
         for live in self._live:
-            if live.spec == spec and live.shared and not live.touched and (live.boot is None or live.boot.alive):
+            same = live.spec == spec and set(live.observation.gpus) <= set(candidates)
+            if same and live.shared and not live.touched and live.usable:
                 return live
         return None
 
@@ -83,11 +99,12 @@ class BootPool:
                 and not live.touched
                 and self._wanted[key] > 0
                 and following == key
-                and (live.boot is None or live.boot.alive)
+                and live.usable
             )
-            if not keep:
-                self.stop(live)
+            if not keep or not live.observation.ready:
+                self.stop(live, keep=keep)
                 leaks += [live.leak] if live.leak else []
+                live.leak = None
         return leaks
 
     def close(self) -> list[str]:
@@ -115,8 +132,8 @@ class BootPool:
         Raises LeaseFailed, OSError; whatever is raised, nothing is held or left running.
         """
         for live in list(self._live):
-            if live.shared or live.boot is None or not live.boot.alive:
-                self.stop(live)
+            if live.shared or not live.usable or not live.observation.ready:
+                self.stop(live, keep=True)
         held: list[Any] = []
         boot: Boot | None = None
         try:
@@ -133,9 +150,7 @@ class BootPool:
         live = LiveBoot(spec, observation, boot, shared=shared, held=held)
         self._live.append(live)
         self._keys[spec] = key
-        if not observation.ready:
-            self.stop(live, keep=True)
-        return live
+        return live  # one that failed is taken down after it was judged: nobody waits for that
 
     def stop(self, live: LiveBoot, keep: bool = False) -> None:
         """End a server and give its lease back once its GPUs are clean again. ``keep`` keeps its observation."""
@@ -204,19 +219,35 @@ class BootPool:
         try:
             uuids: tuple[str, ...] = ()
             if spec.gpus:
-                gpus = lease_gpus(candidates, spec.gpus, config.wait_s, waiting, test=test)
+                if spec.exclusive:  # the whole box, so that nobody else's traffic is measured
+                    everything = [*candidates, *(gpu.uuid for gpu in self._session.rig.usable)]
+                    wanted = list(dict.fromkeys(everything))
+                    gpus = lease_gpus(wanted, len(wanted), config.wait_s, waiting, test=test)
+                else:
+                    gpus = lease_gpus(candidates, spec.gpus, config.wait_s, waiting, test=test)
                 held.append(gpus)
-                uuids = gpus.uuids
+                uuids = gpus.uuids[: spec.gpus]
             else:
+                self._refuse_second_cpu_server()
                 held.append(lease_slot(wait_s=config.wait_s, on_wait=waiting, test=test))
             first, last = config.ports
             ports = lease_ports(first, last, test=test)
             held.append(ports)
         except (LeaseTimeout, PortsExhausted, LockDirError, UnsupportedPlatform) as error:
-            raise LeaseFailed("infra.lease", str(error)) from error
+            raise LeaseFailed("infra.lease", _in_the_way(error)) from error
         self._clean_room(uuids)
         indices = tuple(self._session.rig.gpu(uuid).index for uuid in uuids)
         return Lease(uuids, indices, PortRange(ports.base, ports.size), socket.gethostname(), test)
+
+    def _refuse_second_cpu_server(self) -> None:
+        """This process has the slot already: waiting for itself would take until the wait is over."""
+        for live in self._live:
+            if not live.spec.gpus and live.boot is not None and live.boot.alive:
+                raise LeaseFailed(
+                    "infra.lease",
+                    f"{live.spec.model} is up on the CPU in this test already, and one server at a time may be: "
+                    f"call stop() on the first one",
+                )
 
     @contextmanager
     def leased_gpus(self, candidates: Sequence[str], count: int, test: str) -> Iterator[tuple[str, ...]]:
@@ -228,7 +259,7 @@ class BootPool:
         try:
             gpus = lease_gpus(candidates, count, self._session.config.wait_s, test=test)
         except (LeaseTimeout, LockDirError, UnsupportedPlatform) as error:
-            raise LeaseFailed("infra.lease", str(error)) from error
+            raise LeaseFailed("infra.lease", _in_the_way(error)) from error
         with gpus:
             self._clean_room(gpus.uuids)
             yield gpus.uuids

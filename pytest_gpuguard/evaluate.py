@@ -20,7 +20,7 @@ from .claims.observation import Decisive, Observation
 from .claims.outcome import ARGS_REMOVED
 from .claims.verdict import Body, Judgement, judge_claim
 from .engines.base import BootSpec, Engine
-from .engines.process import CommandNotStarted
+from .engines.process import CommandNotStarted, LogNotWritable
 from .facts.faults import HostFault
 from .facts.gpu import arch_of
 from .facts.models import ModelMissing, find_model
@@ -53,6 +53,8 @@ class Evaluation:
         self.test = test
         self.ref = ref
         self.live: list[LiveBoot] = []
+        #: We stop its servers ourselves, while its code still runs: how they end says nothing.
+        self.given_up = False
         self._model_of = model_of
         self._observed: list[Observation] = []
 
@@ -193,11 +195,11 @@ class Evaluation:
         if isinstance(prepared, Observation):
             self._observed.append(prepared)
             return None
-        live = None if fresh else self.session.pool.find(prepared)
+        candidates: Sequence[str] = ()
+        if prepared.gpus:
+            candidates = select_gpus(self.claim.needs, prepared.gpus, self.session.rig, arch_of).uuids
+        live = None if fresh else self.session.pool.find(prepared, candidates)
         if live is None:
-            candidates: Sequence[str] = ()
-            if prepared.gpus:
-                candidates = select_gpus(self.claim.needs, prepared.gpus, self.session.rig, arch_of).uuids
             try:
                 live = self.session.pool.boot(
                     prepared,
@@ -215,6 +217,9 @@ class Evaluation:
                 return None
             except HostFault as error:
                 self._without_boot(engine, error.outcome, note=str(error))
+                return None
+            except LogNotWritable as error:
+                self._without_boot(engine, "infra.boot", note=f"{error.filename}: {error.strerror} (--gpuguard-log-dir)")
                 return None
             except (OSError, CommandNotStarted) as error:
                 self._without_boot(engine, "infra.boot", note=f"the server could not be started: {error}")
@@ -243,6 +248,7 @@ class Evaluation:
             env=tuple(sorted(serves.env.items())),
             wrapper=serves.wrapper,
             gpus=0 if serves.on_cpu else max(self.claim.gpus, serves.gpus),
+            exclusive=self.claim.needs.exclusive and not serves.on_cpu,
             boot_timeout_s=serves.boot_timeout_s,
         )
         problems = engine.check_flags(flags, text) if text is not None else []
@@ -291,9 +297,11 @@ class Evaluation:
         """Every observation so far; servers that are up are looked at once more."""
         found = list(self._observed)
         for live in self.live:
-            if live.boot is not None:
+            if live.boot is not None and not self.given_up:
                 again = live.boot.observe_again()
-                if not again.ready:
+                if again.ready:
+                    live.observation = replace(live.observation, tail=again.tail)
+                else:
                     live.observation = replace(again, samples=live.observation.samples)
             found.append(live.observation)
         return found

@@ -64,7 +64,7 @@ _OPTIONS: Final = (
         "NAME=PYTHON",
         "lines",
     ),
-    _Option("wait", "how long to wait for GPUs, ports and the server slot: 90, 20m, 2h", "30m", "TIME"),
+    _Option("wait", "how long to wait for GPUs and for the CPU server slot: 90, 20m, 2h", "30m", "TIME"),
     _Option(
         "require",
         "fail the run when claims were not evaluated for these reasons, which this runner should have met: "
@@ -133,7 +133,7 @@ def _value(config: pytest.Config, option: _Option) -> Any:
     given = getattr(config.option, ini, None)
     if given is None:
         given = config.getini(ini)
-    return option.default if given in (None, "", []) else given
+    return option.default if given is None or given == [] else given
 
 
 def _duration(text: str) -> float:

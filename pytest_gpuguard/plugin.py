@@ -54,6 +54,7 @@ class Manager:
         self.config = config
         self.settings = settings
         self.collector: Collector | None = None
+        self.closing = False
         self._runner: Runner | None = None
         self._summary: Summary | None = None
         self._registered = {line.partition(":")[0].partition("(")[0].strip() for line in config.getini("markers")}
@@ -241,7 +242,9 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
         return None
     from .timeouts import TIMER, ItemTimer
 
-    timer = ItemTimer(settings.timeout, settings.method, lambda: manager.runner.give_up(item))
+    capture: Any = item.config.pluginmanager.get_plugin("capturemanager")
+    uncapture = capture.suspend_global_capture if capture is not None else lambda: None
+    timer = ItemTimer(settings.timeout, settings.method, lambda: manager.runner.give_up(item), uncapture)
     item.stash[TIMER] = timer
     timer.start()
     return True
@@ -271,8 +274,9 @@ def pytest_report_teststatus(report: Any, config: pytest.Config) -> Any:
         return None
     from .report.terminal import status
 
-    distributed = config.pluginmanager.hasplugin("dsession")
-    return status(report, config.option.verbose > 0 and not distributed)
+    manager = config.stash[MANAGER]
+    live = config.option.verbose > 0 and not config.pluginmanager.hasplugin("dsession") and not manager.closing
+    return status(report, live)
 
 
 @pytest.hookimpl(trylast=True)
@@ -289,5 +293,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """A line per claim, and every count."""
     manager = config.stash.get(MANAGER, None)
+    if manager is not None:
+        manager.closing = True  # pytest's own short summary says a verdict without repeating its fact
     if manager is not None and manager.has_results:
         manager.summary.write(terminalreporter, config.option.verbose)

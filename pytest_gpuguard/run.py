@@ -128,8 +128,13 @@ class Runner:
         pyfuncitem.stash[IN_CALL] = True
         body, error = Body("not_run"), None
         result: Any = None
+        timer = pyfuncitem.stash.get(TIMER, None)
         try:
-            result = yield
+            try:
+                result = yield
+            finally:
+                if timer is not None:
+                    timer.pause()
             body = Body("not_run" if failed else "passed")
         except BaseException as raised:
             error = raised
@@ -137,9 +142,8 @@ class Runner:
         finally:
             pyfuncitem.stash[IN_CALL] = False
             pyfuncitem.stash[SKIP_BODY] = False
-        timer = pyfuncitem.stash.get(TIMER, None)
         if timer is not None:
-            timer.pause()
+            timer.pause()  # again: it may have struck just before the first
             if timer.expired:
                 body = Body("timeout", timer.message)
         if _drop_xfail(pyfuncitem):
@@ -148,6 +152,8 @@ class Runner:
             raise error
         judgements, observations = evaluation.judge(body)
         self._record(pyfuncitem, judgements, observations)
+        if timer is not None:
+            timer.start()  # fixtures are still to be torn down
         self._finish(pyfuncitem, worst(judgements), claim, error)
         return result if result is not None else True
 
@@ -204,6 +210,8 @@ class Runner:
         timer = item.stash.get(TIMER, None)
         if timer is not None:
             timer.pause()
+            if timer.expired:
+                raise ClaimTimeout(timer.message, pytrace=False)
         try:
             return work()
         finally:
@@ -295,9 +303,12 @@ class Runner:
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> Generator[None, object, object]:
         """Stop servers that nobody will use; a leak is an error of its own here, and changes no verdict."""
+        timer = item.stash.get(TIMER, None)
         try:
             return (yield)
         finally:
+            if timer is not None:
+                timer.pause()
             done = self._key(item)
             following = self._key(nextitem) if nextitem is not None else None
             leaks = self.session.pool.settle(done, following) if EVALUATION in item.stash else []
@@ -345,6 +356,8 @@ class Runner:
     def give_up(self, item: pytest.Item) -> str:
         """Called from the timer's thread: stop this test's servers, and say what their logs end with."""
         evaluation = self.evaluation(item)
+        evaluation.observations()
+        evaluation.given_up = True
         said = []
         for live in evaluation.live:
             said += [f"log: {live.observation.log}", *(f"| {line}" for line in live.observation.tail[-8:])]

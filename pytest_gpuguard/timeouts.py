@@ -28,18 +28,26 @@ class ClaimTimeout(pytest.fail.Exception):  # type: ignore[misc, name-defined]
 
 
 class ItemTimer:
-    """The clock of one test. ``method`` is pytest-timeout's: ``signal`` or ``thread``."""
+    """The clock of one test. ``method`` is pytest-timeout's: ``signal`` or ``thread``.
 
-    def __init__(self, seconds: float, method: str, on_expire: Callable[[], str]) -> None:
+    ``on_expire`` stops the test's servers and returns what to say of them; ``uncapture`` makes stderr the terminal's
+    again, for the last words of a process that is given up. Both are called from the timer's thread only.
+    """
+
+    def __init__(
+        self, seconds: float, method: str, on_expire: Callable[[], str], uncapture: Callable[[], None] = lambda: None
+    ) -> None:
         self.seconds = seconds
         self.expired = False
         self._method = method if method != "signal" or _in_main_thread() else "thread"
         self._on_expire = on_expire
+        self._uncapture = uncapture
         self._left = seconds
         self._running_since: float | None = None
         self._thread: threading.Timer | None = None
-        self._over = threading.Event()
+        self._answered = threading.Event()
         self._target = threading.get_ident()
+        self._lock = threading.Lock()
 
     @property
     def message(self) -> str:
@@ -48,35 +56,47 @@ class ItemTimer:
 
     def start(self) -> None:
         """Let the clock run."""
-        if self._running_since is not None or self.expired or self._left <= 0:
+        if self._running_since is not None or self.expired:
             return
         self._running_since = time.monotonic()
+        left = max(self._left, 0.001)  # a boot may begin in the last moment, but cannot extend the time
         if self._method == "signal":
             signal.signal(signal.SIGALRM, self._on_signal)
-            signal.setitimer(signal.ITIMER_REAL, self._left)
+            signal.setitimer(signal.ITIMER_REAL, left)
         else:
-            self._thread = threading.Timer(self._left, self._on_thread)
+            self._thread = threading.Timer(left, self._on_thread)
             self._thread.daemon = True
             self._thread.start()
 
     def pause(self) -> None:
-        """Stop the clock; ``start`` lets it go on where it stood."""
-        if self._running_since is None:
-            return
-        self._left -= time.monotonic() - self._running_since
-        self._running_since = None
-        if self._method == "signal":
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        elif self._thread is not None:
-            self._thread.cancel()
-            if not self.expired:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._target), None)
+        """Stop the clock; ``start`` lets it go on where it stood. Nothing of it strikes after this has returned."""
+        while True:
+            try:
+                return self._pause()
+            except ClaimTimeout:
+                continue  # it struck in here: ``expired`` says so
 
-    def cancel(self) -> None:
-        """The test is over."""
-        self._over.set()
-        self.pause()
+    #: The test is over.
+    cancel = pause
+
+    def _pause(self) -> None:
+        if self._method == "signal":
+            if self._running_since is not None:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                self._stand()
+            return
+        with self._lock:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._target), None)
+            self._answered.set()
+            if self._thread is not None:
+                self._thread.cancel()
+            self._stand()
+
+    def _stand(self) -> None:
+        if self._running_since is not None:
+            self._left -= time.monotonic() - self._running_since
+            self._running_since = None
 
     def _on_signal(self, number: int, frame: Any) -> None:
         if _debugging():
@@ -90,15 +110,19 @@ class ItemTimer:
         Code that blocks elsewhere cannot be woken from a thread. As pytest-timeout's thread method does, the process
         is then given up, with the verdict on stderr; the warden takes the server along.
         """
-        if _debugging() or self._over.is_set():
-            return
-        self.expired = True
+        with self._lock:
+            if self._running_since is None or _debugging():
+                return
+            self.expired = True
+            self._answered.clear()
         said = self._on_expire()
-        if self._over.is_set():
+        with self._lock:
+            if self._answered.is_set():
+                return
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._target), ctypes.py_object(_AsyncTimeout))
+        if self._answered.wait(LAST_GRACE_S):
             return
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._target), ctypes.py_object(_AsyncTimeout))
-        if self._over.wait(LAST_GRACE_S):
-            return
+        self._uncapture()
         stderr = sys.__stderr__
         if stderr is not None:
             stderr.write(f"\ngpuguard: INFRA (infra.deadline): {self.message}\n{said}\n")

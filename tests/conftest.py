@@ -68,7 +68,9 @@ def claims(pytester: pytest.Pytester, fake_python: Path, model: Path) -> Iterato
         """
     )
 
-    def run(source: str, *args: str, stack: str | None = None, ini: str = "", name: str = "test_claims") -> pytest.RunResult:
+    def run(
+        source: str, *args: str, stack: str | None = None, ini: str = "", name: str = "test_claims"
+    ) -> pytest.RunResult:
         pytester.makepyfile(**{name: head + textwrap.dedent(source)})
         ini = textwrap.dedent(ini)
         ports = "" if "gpuguard_ports" in ini else f"gpuguard_ports = {own_ports()}\n"

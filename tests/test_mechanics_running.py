@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ import pytest
 Run = Any
 
 MIXED = """
-    import subprocess, sys
-
     @serves("sglang", MODEL, CPU, env={"FAKE_SGLANG": "kv_pool"})
     @ooms("kv_pool")
     def test_holds(): ...
@@ -79,7 +76,9 @@ def test_two_workers_give_one_header_one_summary_and_whole_junit(claims: Run, py
     assert len(re.findall(r"^rig: ", text, re.MULTILINE)) == 1
     assert len(re.findall(r"^stack fake: sglang 0.5.23", text, re.MULTILINE)) == 1
     assert text.count("= claims =") == 1
-    found = set(re.findall(r"^([A-Z_]+(?: \(\w+\))?) +test_claims.py::(\w+)", text.partition("= claims =")[2], re.MULTILINE))
+    found = set(
+        re.findall(r"^([A-Z_]+(?: \(\w+\))?) +test_claims.py::(\w+)", text.partition("= claims =")[2], re.MULTILINE)
+    )
     assert found == {
         ("HOLDS", "test_holds"),
         ("HOLDS", "test_also_holds"),
@@ -111,6 +110,30 @@ def test_x_boots_nothing_after_a_failure(claims: Run, boots: Any) -> None:
     result = claims(source, "-x")
     assert boots() == 1
     result.stdout.fnmatch_lines(["gpuguard: 1 CONTRADICTED (worse)"])
+
+
+def test_x_under_workers_keeps_what_is_on_deck_from_booting(
+    claims: Run, boots: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker holds its next test already when another one fails: it must not boot a server for it."""
+    monkeypatch.setenv("FAKE_SGLANG_DELAY", "0.4")
+    source = """
+        @fits
+        def test_fails_at_once(): assert False
+
+        @serves("sglang", MODEL, CPU, "--context-length 1")
+        def test_b(): ...
+
+        @serves("sglang", MODEL, CPU, "--context-length 2")
+        def test_c(): ...
+
+        @serves("sglang", MODEL, CPU, "--context-length 3")
+        def test_d(): ...
+    """
+    result = claims(source, "-n", "2", "-x")
+    assert result.ret != 0
+    result.stdout.fnmatch_lines(["CONTRADICTED (worse) *test_fails_at_once *"])
+    assert boots() <= 1
 
 
 def test_pdb_stops_on_contradicted_claims_and_on_no_other(claims: Run) -> None:
@@ -156,7 +179,9 @@ def test_require_turns_a_run_red_that_evaluated_nothing(claims: Run, option: tup
         assert claims(source).ret == 0
         assert claims(source, "--gpuguard-require=models").ret == 0
     result = claims(source, "--gpuguard-require=gpus", *option)
-    result.stdout.fnmatch_lines(["FAILED --gpuguard-require=gpus: 1 claim was not evaluated: needs a GPU, this rig has no GPUs"])
+    result.stdout.fnmatch_lines(
+        ["FAILED --gpuguard-require=gpus: 1 claim was not evaluated: needs a GPU, this rig has no GPUs"]
+    )
     result.assert_outcomes(skipped=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
@@ -224,4 +249,3 @@ def test_nothing_of_ours_runs_where_pytest_is_another_program(pytester: pytest.P
     result.assert_outcomes(passed=1)
     assert not re.search(r"rig:|stack |gpuguard: ", result.stdout.str())
     assert not (pytester.path / ".gpuguard").exists()
-    assert sys.modules["pytest"]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class BootSpec:
     """One server as declared: equal specs may share a boot. ``flags`` are verbatim, layout flags already added.
 
-    ``boot_timeout_s`` does not make two servers different.
+    ``exclusive``: every other GPU of the rig is kept idle meanwhile. ``boot_timeout_s`` does not make two servers different.
     """
 
     engine: str
@@ -33,6 +33,7 @@ class BootSpec:
     env: tuple[tuple[str, str], ...] = ()
     wrapper: tuple[str, ...] = ()
     gpus: int = 0
+    exclusive: bool = False
     boot_timeout_s: float = field(default=1200.0, compare=False)
 
 

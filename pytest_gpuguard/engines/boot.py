@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from ..claims.layout import flag_value
+from ..claims.layout import flag_value, layout_from_flags
 from ..claims.observation import LogReading, MemoryTable, Observation
 from ..claims.outcome import PHASES, READY, STARTING, UNKNOWN
 from ..diagnose.memory import from_server_info, merge_tables
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from .process import ExitInfo, ServerProcess, StopReport
 
 POLL_S: Final = 0.03
-#: After a decisive line, wait for so much quiet, at most so long: other ranks' lines may name the cause.
+#: After a decisive line, wait for so much quiet, at most so long: with several ranks another one may name the cause.
 QUIET_S: Final = 0.15
+QUIET_ALONE_S: Final = 0.03
 SETTLE_S: Final = 0.3
 _MEMORY_EVERY_S: Final = 1.0
 _HTTP_TIMEOUT_S: Final = 20.0
@@ -97,7 +98,10 @@ class Boot:
         self._last_line = 0.0
         self._last_memory = (0.0, 0)
         self._furthest = PHASES[0]
+        sizes = layout_from_flags(spec.flags)
+        self._quiet_s = QUIET_S if sizes.tp * sizes.pp * sizes.dp > 1 else QUIET_ALONE_S
         self._exit: ExitInfo | None = None
+        self._stopping = threading.RLock()
 
     # ------------------------------------------------------------------------------------------------------- start
 
@@ -112,7 +116,6 @@ class Boot:
         env.pop("PYTEST_CURRENT_TEST", None)
         env.update(self._engine.environment(self.spec, self.lease))
         self._started = self._last_line = time.monotonic()
-        self.log.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._process = ServerProcess.start(list(self.argv), env, None, self.log, pass_fds=self._fds)
             self._file = self.log.open("rb")
@@ -136,7 +139,7 @@ class Boot:
                 return self._dead()
             if reading.fatal:
                 fatal_since = fatal_since if fatal_since is not None else now
-                quiet = now - self._last_line >= QUIET_S and not self._reader.in_traceback
+                quiet = now - self._last_line >= self._quiet_s and not self._reader.in_traceback
                 if quiet or now - fatal_since >= SETTLE_S:
                     return self._observe(reading.outcome)
             elif reading.ready_line:
@@ -290,13 +293,14 @@ class Boot:
 
     def stop(self) -> StopReport | None:
         """TERM, grace, KILL of everything the server started. Safe to call twice; None when nothing was running."""
-        process, self._process = self._process, None
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-        if process is None:
-            return None
-        return process.stop(self._limits.grace_s)
+        with self._stopping:  # a test that is given up is stopped from another thread
+            process, self._process = self._process, None
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+            if process is None:
+                return None
+            return process.stop(self._limits.grace_s)
 
 
 class _Asking:

@@ -48,6 +48,10 @@ class ServerHandle:
         """Its server_info, as it was when it became ready."""
         return self._boot.facts.info if self._boot.facts is not None else {}
 
+    def stop(self) -> None:
+        """Stop it now; otherwise it is stopped when the test ends."""
+        self._boot.stop()
+
     def client(self, timeout: float = _TIMEOUT_S) -> httpx.Client:
         """A client for this server, proxies off. Close it, or use it in a ``with``."""
         import httpx

@@ -58,6 +58,7 @@ class ProgressLine:
             self._open = False
             with self._uncaptured():
                 self._reporter.rewrite("", erase=True)
+                self._reporter.rewrite("")  # back to the first column
 
     def _rewrite(self, text: str) -> None:
         with self._uncaptured():
@@ -75,7 +76,7 @@ class ProgressLine:
             self._reporter.flush()
 
     def _uncaptured(self) -> AbstractContextManager[None]:
-        """pytest captures what is written during a test; this is for the person in front of it."""
+        """Pytest captures what is written during a test; this is for the person in front of it."""
         if self._capture is None:
             return nullcontext()
         found: AbstractContextManager[None] = self._capture.global_and_fixture_disabled()

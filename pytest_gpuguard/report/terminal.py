@@ -23,7 +23,7 @@ _FAILS: Final = {Verdict.WORSE, Verdict.BETTER, Verdict.CHANGED, Verdict.INFRA}
 
 
 def status(report: Any, verbose: bool) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
-    """pytest's category, letter and word for a report that carries a verdict; None leaves it to pytest."""
+    """Pytest's category, letter and word for a report that carries a verdict; None leaves it to pytest."""
     data = getattr(report, REPORT_KEY, None)
     if data is None:
         return None
@@ -78,10 +78,12 @@ class Summary:
                 continue
             verdict = Verdict(data["verdict"])
             reporter.write(f"{_word(data):<{words}}  ", **{_COLOURS.get(verdict, "yellow"): True})
-            reporter.write_line(f"{_called(data):<{width}}  {data['fact']}".rstrip())
+            line = f"{_called(data):<{width}}  {data['fact']}".rstrip()
+            reporter.write_line(_fitted(reporter, line, words + 2, verbosity))
             others = [one for one in data["judgements"] if len(data["judgements"]) > 1]
             for one in others:
-                reporter.write_line(f"{'':<{words}}    {one['verdict']}: {one['expectation']}: {one['fact']}")
+                line = f"{'':<{words}}    {one['verdict']}: {one['expectation']}: {one['fact']}"
+                reporter.write_line(_fitted(reporter, line, 0, verbosity))
         reporter.write_line(counts(ordered))
         for reason, texts in self.missed().items():
             claims = "claim was" if len(texts) == 1 else "claims were"
@@ -114,6 +116,14 @@ def _reason(reason: str, facts: Counter[str]) -> str:
     most, number = facts.most_common(1)[0]
     rest = sum(facts.values()) - number
     return f"{sum(facts.values())} {reason}: {most}" + (f", and {rest} for other reasons of that kind" if rest else "")
+
+
+def _fitted(reporter: Any, line: str, used: int, verbosity: int) -> str:
+    """A claim has one line: on a terminal the end of a long fact is cut, unless ``-v`` asks for all of it."""
+    room = reporter._tw.fullwidth - used
+    if verbosity > 0 or not reporter.isatty or len(line) <= room or room < 60:
+        return line
+    return line[: room - 1] + "…"
 
 
 def _word(data: dict[str, Any]) -> str:
