@@ -5,6 +5,7 @@ A server is kept for as long as a claim that is still to come declares the same 
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import time
@@ -12,9 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .claims.observation import Observation
+from .claims.outcome import HOST_FAULTS
 from .engines.base import BootSpec, Engine
 from .engines.boot import Boot, Limits, Progress
 from .facts.holders import describe_dirty
@@ -57,6 +61,17 @@ def _in_the_way(error: Exception) -> str:
     return f"{who}: {said}" if who else said
 
 
+def _ignore_in_git(log_dir: Path) -> None:
+    """Logs under ``.gpuguard`` are this machine's own: they may name hosts and paths, and belong in no commit."""
+    folder = log_dir.parent if log_dir.parent.name == ".gpuguard" else None
+    if folder is not None and not (folder / ".gitignore").exists():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / ".gitignore").write_text("*\n")
+        except OSError:
+            pass  # whether the log can be written is told by the boot
+
+
 class BootPool:
     """Boots servers and keeps them while they are wanted."""
 
@@ -65,7 +80,8 @@ class BootPool:
         self._live: list[LiveBoot] = []
         self._wanted: Counter[Hashable] = Counter()
         self._keys: dict[BootSpec, Hashable] = {}
-        self.booted = 0
+        self._leaks: list[str] = []
+        self._number = count(1)
 
     # ------------------------------------------------------------------------------------------------------ sharing
 
@@ -80,7 +96,8 @@ class BootPool:
         """
         for live in self._live:
             same = live.spec == spec and set(live.observation.gpus) <= set(candidates)
-            if same and live.shared and not live.touched and live.usable:
+            judged = live.observation.outcome not in HOST_FAULTS  # a fault of the moment is nobody else's evidence
+            if same and judged and live.shared and not live.touched and live.usable:
                 return live
         return None
 
@@ -91,20 +108,14 @@ class BootPool:
         """
         if done is not None:
             self._wanted[done] -= 1
-        leaks = []
+        leaks, self._leaks = self._leaks, []
         for live in list(self._live):
             key = self._keys.get(live.spec)
-            keep = (
-                live.shared
-                and not live.touched
-                and self._wanted[key] > 0
-                and following == key
-                and live.usable
-            )
+            keep = live.shared and not live.touched and self._wanted[key] > 0 and following == key and live.usable
             if not keep or not live.observation.ready:
                 self.stop(live, keep=keep)
-                leaks += [live.leak] if live.leak else []
-                live.leak = None
+        leaks += self._leaks
+        self._leaks = []
         return leaks
 
     def close(self) -> list[str]:
@@ -126,20 +137,22 @@ class BootPool:
         version: str | None = None,
         on_progress: Callable[[Progress], None] | None = None,
         on_wait: Callable[[str], None] | None = None,
+        keep: Sequence[LiveBoot] = (),
     ) -> LiveBoot:
         """Take a lease, boot, watch. Idle servers of this run are stopped first: they may hold what is needed.
+
+        Those in ``keep`` are not idle: the test that asks uses them.
 
         Raises LeaseFailed, OSError; whatever is raised, nothing is held or left running.
         """
         for live in list(self._live):
-            if live.shared or not live.usable or not live.observation.ready:
-                self.stop(live, keep=True)
+            if live not in keep or not live.observation.ready:
+                self.stop(live, keep=live in keep)
         held: list[Any] = []
         boot: Boot | None = None
         try:
             lease = self._lease(spec, test, candidates, held, on_wait)
             boot = self._make(spec, engine, lease, held, version, on_progress, test)
-            self.booted += 1
             observation = boot.run()
         except BaseException:
             if boot is not None:
@@ -153,18 +166,25 @@ class BootPool:
         return live  # one that failed is taken down after it was judged: nobody waits for that
 
     def stop(self, live: LiveBoot, keep: bool = False) -> None:
-        """End a server and give its lease back once its GPUs are clean again. ``keep`` keeps its observation."""
+        """End a server and give its lease back once its GPUs are clean again. ``keep`` keeps its observation.
+
+        What goes wrong is remembered as a leak: the other servers must be stopped all the same.
+        """
         if live.boot is not None:
             boot, live.boot = live.boot, None
             try:
                 boot.stop()
                 live.leak = self._leak(boot)
+            except Exception as error:
+                live.leak = f"{live.spec.model} could not be stopped cleanly: {error}"
             finally:
                 for one in live.held:
                     one.release()
                 live.held = []
         if live.leak is not None:
             live.observation = replace(live.observation, leak=live.leak)
+            self._leaks.append(live.leak)
+            live.leak = None
         if not keep and live in self._live:
             self._live.remove(live)
 
@@ -180,7 +200,9 @@ class BootPool:
     ) -> Boot:
         config = self._session.config
         name = re.sub(r"[^A-Za-z0-9._-]+", "_", test.rpartition("::")[2] or "server")[:80]
-        log = config.log_dir / f"{time.strftime('%Y%m%d-%H%M%S')}-{lease.ports.base}-{name}.log"
+        moment = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(self._number)}"  # never an older boot's file
+        log = config.log_dir / f"{moment}-{name}.log"
+        _ignore_in_git(config.log_dir)
         return Boot(
             spec,
             engine,
@@ -240,7 +262,7 @@ class BootPool:
         return Lease(uuids, indices, PortRange(ports.base, ports.size), socket.gethostname(), test)
 
     def _refuse_second_cpu_server(self) -> None:
-        """This process has the slot already: waiting for itself would take until the wait is over."""
+        """Our own process has the slot already: waiting for itself would take until the wait is over."""
         for live in self._live:
             if not live.spec.gpus and live.boot is not None and live.boot.alive:
                 raise LeaseFailed(

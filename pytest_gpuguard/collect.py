@@ -14,7 +14,8 @@ import pytest
 from .claims.claim import About, Claim, Serves, build_claim
 from .claims.errors import ClaimError
 from .claims.expect import Expectation
-from .claims.markers import MARKERS, architectures
+from .claims.marker import MARKERS, Marker
+from .claims.markers import architectures
 from .claims.needs import Needs
 
 #: A test that carries an expectation, and a test that is only gated by needs.
@@ -33,6 +34,7 @@ class Collector:
         self._known = registered | set(MARKERS)
         self._built: dict[Any, Claim | Needs | None] = {}
         self._normal: dict[Any, pytest.MarkDecorator | None] = {}
+        self._modules: dict[Any, bool] = {}
         self.claims = 0
         self.found = 0
         self.shared = False
@@ -74,7 +76,7 @@ class Collector:
 
     def _read(self, item: pytest.Item, marks: list[pytest.Mark]) -> None:
         ours = [mark for mark in marks if mark.name in MARKERS]
-        if len(ours) != len(marks):
+        if len(ours) != len(marks) and (ours or self._uses_us(item)):
             for mark in marks:
                 if mark.name not in self._known:
                     self._check_spelling(mark.name)
@@ -109,6 +111,16 @@ class Collector:
     def is_claim(item: pytest.Item) -> bool:
         """Whether a test carries an expectation."""
         return CLAIM in item.stash
+
+    def _uses_us(self, item: pytest.Item) -> bool:
+        """Whether the test's module has anything of ours: a stranger's unregistered mark is no misspelt one."""
+        module = getattr(item, "module", None)
+        if module not in self._modules:
+            values = vars(module).values() if module is not None else ()
+            self._modules[module] = any(
+                isinstance(one, Marker) or getattr(one, "__name__", None) == "pytest_gpuguard" for one in values
+            )
+        return self._modules[module]
 
     def _check_spelling(self, name: str) -> None:
         if name in self._known:

@@ -19,8 +19,10 @@ from .claims.needs import Unmet, check_needs, select_gpus
 from .claims.observation import Decisive, Observation
 from .claims.outcome import ARGS_REMOVED
 from .claims.verdict import Body, Judgement, judge_claim
+from .diagnose.redact import without_secrets
 from .engines.base import BootSpec, Engine
 from .engines.process import CommandNotStarted, LogNotWritable
+from .engines.sglang import headers
 from .facts.faults import HostFault
 from .facts.gpu import arch_of
 from .facts.models import ModelMissing, find_model
@@ -29,6 +31,7 @@ from .session import DRIVEN, FlagsUnknown, Session, StackAbsent
 
 if TYPE_CHECKING:
     from .engines.boot import Progress
+    from .facts.gpu import Rig
     from .facts.stackref import StackRef
 
 #: Names a model's folder, or None when the name is not known to the asker.
@@ -82,19 +85,29 @@ class Evaluation:
             except StackError:
                 return ()  # a stack that is there and cannot be asked is a fault, told in the call phase
         if needs.versions:
+            if self.rig_fault() is not None:
+                return ()
             rig = self.session.rig if any(one[0] == "driver" for one in needs.versions) else None
             found = check_needs(replace(needs, sms=(), archs=(), gpus=0, vram_bytes=0, link=None), rig, stack, arch_of)
             if found:
                 return found
         if serves is not None:
-            return self._unmet_server(serves, stack)
+            return self.unmet_server(serves)
         return ()
 
-    def _unmet_server(self, serves: Serves, stack: Stack | None) -> tuple[Unmet, ...]:
+    def unmet_server(self, serves: Serves) -> tuple[Unmet, ...]:
+        """Why this server cannot be booted here: the engine, GPUs or the model are not there."""
         engine = DRIVEN[serves.engine]()
+        try:
+            stack = self.stack
+        except StackAbsent as error:
+            return (Unmet("stack", str(error)),)
+        except StackError:
+            stack = None
         if stack is not None and stack.package(engine.package) is None and not self.ref.explicit:
-            return (Unmet("stack", f"{self._called} has no {engine.package}: name one with --gpuguard-stack NAME=PYTHON"),)
-        count = self.claim.gpus
+            cure = "name one with --gpuguard-stack NAME=PYTHON"
+            return (Unmet("stack", f"{self._called} has no {engine.package}: {cure}"),)
+        count = 0 if serves.on_cpu else max(self.claim.gpus, serves.gpus)
         if count and self.rig_fault() is None:
             found = select_gpus(self.claim.needs, count, self.session.rig, arch_of).unmet
             if found:
@@ -111,7 +124,7 @@ class Evaluation:
 
     def rig_fault(self) -> HostFault | None:
         """A fault of the host that keeps this claim from being evaluated; never a reason to skip it."""
-        if not (self.claim.needs.any_gpu or self.claim.gpus):
+        if not self._concerns_rig():
             return None
         try:
             rig = self.session.rig
@@ -120,8 +133,30 @@ class Evaluation:
         whole = [fault for fault in rig.faults if fault.gpu is None]
         if whole:
             return whole[0]
-        if rig.faults and select_gpus(self.claim.needs, max(self.claim.gpus, 1), rig, arch_of).unmet:
-            return rig.faults[0]
+        count = max(self.claim.gpus, 1)
+        if rig.faults and select_gpus(self.claim.needs, count, rig, arch_of).unmet:
+            whole_rig = _as_if_well(rig, self.claim.needs.sms)
+            if not select_gpus(self.claim.needs, count, whole_rig, arch_of).unmet:
+                return rig.faults[0]
+        return None
+
+    def _concerns_rig(self) -> bool:
+        """Whether GPUs or their driver decide anything about this claim."""
+        claim = self.claim
+        asked = {subject for subject, _, _ in claim.needs.versions}
+        asked |= {name for one in claim.expectations if one.when for name, _ in one.when.terms}
+        return bool(claim.needs.any_gpu or claim.gpus or "driver" in asked)
+
+    def fault(self) -> tuple[str, str] | None:
+        """Outcome and words of what keeps the needs from being checked at all; a boot would find it by itself."""
+        fault = self.rig_fault()
+        if fault is not None:
+            return fault.outcome, f"{fault.cause}. {fault.cure}"
+        if self._needs_stack():
+            try:
+                self.session.stack(self.ref)
+            except (StackAbsent, StackError) as error:
+                return "infra.boot", str(error)
         return None
 
     # -------------------------------------------------------------------------------------------------------- facts
@@ -176,7 +211,7 @@ class Evaluation:
         engine = DRIVEN[serves.engine]()
         fault = self.rig_fault()
         if fault is not None:
-            self._without_boot(engine, fault.outcome, note=str(fault))
+            self._without_boot(engine, fault.outcome, note=f"{fault.cause}. {fault.cure}")
             return None
         try:
             stack = self.stack
@@ -211,6 +246,7 @@ class Evaluation:
                     version=stack.package(engine.package),
                     on_progress=on_progress,
                     on_wait=on_wait,
+                    keep=self.live,
                 )
             except LeaseFailed as error:
                 self._without_boot(engine, error.outcome, note=str(error))
@@ -219,7 +255,8 @@ class Evaluation:
                 self._without_boot(engine, error.outcome, note=str(error))
                 return None
             except LogNotWritable as error:
-                self._without_boot(engine, "infra.boot", note=f"{error.filename}: {error.strerror} (--gpuguard-log-dir)")
+                note = f"{error.filename}: {error.strerror} (--gpuguard-log-dir)"
+                self._without_boot(engine, "infra.boot", note=note)
                 return None
             except (OSError, CommandNotStarted) as error:
                 self._without_boot(engine, "infra.boot", note=f"the server could not be started: {error}")
@@ -263,8 +300,13 @@ class Evaluation:
             phase="args",
             decisive=Decisive(0, message),
             note="checked against this release's own --help, before any lease was taken",
-            argv=flags,
+            argv=without_secrets(flags),
         )
+
+    @property
+    def latest(self) -> Observation:
+        """The observation that was made last without a boot."""
+        return self._observed[-1]
 
     def _without_boot(self, engine: Engine, outcome: str, note: str) -> None:
         self._observed.append(Observation(engine=engine.name, outcome=outcome, phase="start", note=note))
@@ -288,17 +330,22 @@ class Evaluation:
             if isinstance(expectation, ExpectToks) and expectation.unmeasured is None:
                 stated = expectation.when is None or expectation.when.matches(self.version_of)
                 if stated and expectation.subject not in samples:
-                    samples[expectation.subject] = measure_toks(live.boot.url, live.spec, expectation)
+                    samples[expectation.subject] = measure_toks(
+                        live.boot.url,
+                        headers(live.spec),
+                        expectation,
+                        lambda: live.boot is not None and live.boot.alive,
+                    )
         live.observation = replace(live.observation, samples=MappingProxyType(samples))
 
     # -------------------------------------------------------------------------------------------------------- judge
 
-    def observations(self) -> list[Observation]:
-        """Every observation so far; servers that are up are looked at once more."""
+    def observations(self, patient: bool = False) -> list[Observation]:
+        """Every observation so far; servers that are up are looked at once more, patiently when the test failed."""
         found = list(self._observed)
         for live in self.live:
-            if live.boot is not None and not self.given_up:
-                again = live.boot.observe_again()
+            if live.boot is not None and live.observation.ready and not self.given_up:
+                again = live.boot.observe_again(patient)
                 if again.ready:
                     live.observation = replace(live.observation, tail=again.tail)
                 else:
@@ -308,8 +355,14 @@ class Evaluation:
 
     def judge(self, body: Body) -> tuple[tuple[Judgement, ...], list[Observation]]:
         """The judgements of this claim, and what they rest on."""
-        observations = self.observations()
+        observations = self.observations(patient=body.kind in ("error", "assertion"))
         return judge_claim(self.claim, observations, self.version_of, body), observations
+
+
+def _as_if_well(rig: Rig, sms: Sequence[str]) -> Rig:
+    """The rig as it would be without its faults; a lost GPU of unknown kind counts as one that was wanted."""
+    gpus = (replace(gpu, fault=None, sm=gpu.sm or (sms[0] if sms else "")) for gpu in rig.gpus)
+    return replace(rig, gpus=tuple(gpus))
 
 
 def share_key(serves: Serves, gpus: int, ref: StackRef) -> Hashable:

@@ -44,6 +44,7 @@ def gpuguard_server(request: pytest.FixtureRequest) -> PendingServer:
     """The server that ``@serves(…)`` declares; up once the test's body runs."""
     from .collect import CLAIM
     from .engines.handle import PendingServer
+    from .plugin import runner_of
 
     claim = request.node.stash.get(CLAIM, None)
     if claim is None or claim.serves is None:
@@ -51,7 +52,9 @@ def gpuguard_server(request: pytest.FixtureRequest) -> PendingServer:
             f"{request.node.nodeid}: the fixture server needs @serves(…) on the test; "
             f"for a server that the test decides on itself, take sglang_server"
         )
-    return PendingServer()
+    server = PendingServer()
+    runner_of(request.config).attach_late(request.node, server)
+    return server
 
 
 @pytest.fixture

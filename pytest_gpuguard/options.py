@@ -1,8 +1,9 @@
-"""Command line and ini → one frozen Config. Imports nothing heavy: every pytest run that has us installed pays for it."""
+"""Command line and ini → one frozen Config. Imports nothing heavy: every run that has us installed pays."""
 
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -120,7 +121,7 @@ def read_config(config: pytest.Config) -> Config:
         strict=bool(values["strict"]),
         ports=_parsed("ports", values["ports"], _port_range),
         log_dir=(root / log_dir) if log_dir else root / ".gpuguard" / "logs",
-        models=_pairs("models", values["models"] or []),
+        models=tuple((name, _path(root, folder)) for name, folder in _pairs("models", values["models"] or [])),
         stall_s=_parsed("stall-timeout", values["stall-timeout"], _duration),
         grace_s=_parsed("grace", values["grace"], _duration),
         baseline_bytes=_parsed("baseline", values["baseline"], parse_bytes),
@@ -157,6 +158,13 @@ def _rig(text: str) -> str:
     raise pytest.UsageError(f"--gpuguard-rig {text!r} is no rig: it takes auto (the GPUs that NVML reports)")
 
 
+def _path(root: Path, text: str) -> str:
+    """A folder as written in an ini: ``~`` is home, and what is relative starts at the root folder. Hub ids stay."""
+    path = os.path.expanduser(text)
+    inside = root / path
+    return str(inside) if not os.path.isabs(path) and inside.is_dir() else path
+
+
 def _pairs(name: str, texts: list[str]) -> tuple[tuple[str, str], ...]:
     found = []
     for text in texts:
@@ -177,7 +185,7 @@ def _stacks(texts: list[str]) -> tuple[tuple[str, str], ...]:
             )
         if reference.startswith(("docker:", "podman:")):
             raise pytest.UsageError(f"--gpuguard-stack {text}: container stacks are not available in this version")
-        found.append((name, reference))
+        found.append((name, os.path.expanduser(reference)))
     if len(found) > 1:
         raise pytest.UsageError("--gpuguard-stack: several stacks side by side are not available in this version")
     return tuple(found)

@@ -55,6 +55,7 @@ class Manager:
         self.settings = settings
         self.collector: Collector | None = None
         self.closing = False
+        self.problems: list[str] = []
         self._runner: Runner | None = None
         self._summary: Summary | None = None
         self._registered = {line.partition(":")[0].partition("(")[0].strip() for line in config.getini("markers")}
@@ -103,9 +104,10 @@ class Manager:
         """Whether any verdict was reported."""
         return self._summary is not None
 
-    def close(self) -> list[str]:
-        """Stop everything of ours."""
-        return self._runner.close() if self._runner is not None else []
+    def close(self) -> None:
+        """Stop everything of ours; what went wrong is kept for the summary."""
+        if self._runner is not None:
+            self.problems += self._runner.close()
 
 
 class Verdicts:
@@ -116,6 +118,11 @@ class Verdicts:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the verdict that a report carries."""
+        controller: Any = self._manager.config.pluginmanager.get_plugin("gpuguard-xdist")
+        if controller is not None and not hasattr(report, "gpuguard"):
+            lost = controller.lost(report)
+            if lost is not None:
+                report.gpuguard = lost  # type: ignore[attr-defined]
         if hasattr(report, "gpuguard"):
             self._manager.summary.add(report)
 
@@ -286,7 +293,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if manager is None:
         return
     manager.close()
-    if manager.has_results and manager.summary.missed() and session.exitstatus in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
+    good = session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    if good and (manager.problems or (manager.has_results and manager.summary.missed())):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -295,5 +303,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     manager = config.stash.get(MANAGER, None)
     if manager is not None:
         manager.closing = True  # pytest's own short summary says a verdict without repeating its fact
+    for problem in manager.problems if manager is not None else ():
+        terminalreporter.write_line(f"gpuguard: ERROR at the end of the run: {problem}", red=True)
     if manager is not None and manager.has_results:
         manager.summary.write(terminalreporter, config.option.verbose)

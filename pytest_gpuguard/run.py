@@ -5,6 +5,7 @@ Judging happens while the call phase is still running, so that ``--pdb`` stops e
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from collections.abc import Callable, Generator, Hashable, Iterator
@@ -40,6 +41,8 @@ EVALUATION: Final = pytest.StashKey[Evaluation]()
 PAYLOAD: Final = pytest.StashKey[dict[str, Any]]()
 SKIP_BODY: Final = pytest.StashKey[bool]()
 IN_CALL: Final = pytest.StashKey[bool]()
+#: Why a server that the body asked for cannot be booted here: what the test is then counted by.
+SKIPPED: Final = pytest.StashKey[str]()
 
 #: What pytest shows under "Captured …" for a claim.
 _SECTION: Final = "gpuguard"
@@ -80,6 +83,10 @@ class Runner:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Skip what cannot be evaluated here, before any fixture is set up; faults of the host wait for the call."""
+        keys: tuple[pytest.StashKey[Any], ...] = (EVALUATION, PAYLOAD, SKIPPED)
+        for key in keys:  # a test that is run again starts anew
+            if key in item.stash:
+                del item.stash[key]
         if CLAIM not in item.stash and GATE not in item.stash:
             return
         if CLAIM in item.stash and next(item.iter_markers("xfail"), None) is not None:
@@ -89,18 +96,22 @@ class Runner:
 
             if (self._share / STOP).exists():
                 _skip(item, "the run was stopped by a failure elsewhere")
-        unmet = self.evaluation(item).unmet()
+        evaluation = self.evaluation(item)
+        unmet = evaluation.unmet()
         if unmet:
             text = "; ".join(one.text for one in unmet)
-            judgement = Judgement(
-                " / ".join(one.label for one in self.evaluation(item).claim.expectations) or "needs",
-                Verdict.NOT_EVALUATED,
-                "none",
-                text,
-                reason=unmet[0].kind,
-            )
-            self._record(item, (judgement,), [])
+            self._record_setup(item, Verdict.NOT_EVALUATED, "none", text, unmet[0].kind)
             _skip(item, f"NOT_EVALUATED: {text}")
+        fault = evaluation.fault() if evaluation.claim.serves is None else None
+        if fault is not None:  # no boot will meet it: without this the body would run as if the needs were met
+            self._record_setup(item, Verdict.INFRA, *fault)
+            pytest.fail(f"INFRA: {fault[1]}", pytrace=False)
+
+    def _record_setup(
+        self, item: pytest.Item, verdict: Verdict, outcome: str, fact: str, reason: str | None = None
+    ) -> None:
+        label = " / ".join(one.label for one in self.evaluation(item).claim.expectations) or "needs"
+        self._record(item, (Judgement(label, verdict, outcome, fact, reason=reason),), [])
 
     # --------------------------------------------------------------------------------------------------------- call
 
@@ -138,7 +149,7 @@ class Runner:
             body = Body("not_run" if failed else "passed")
         except BaseException as raised:
             error = raised
-            body = self._body_of(raised, evaluation)
+            body = self._body_of(raised, pyfuncitem)
         finally:
             pyfuncitem.stash[IN_CALL] = False
             pyfuncitem.stash[SKIP_BODY] = False
@@ -176,7 +187,16 @@ class Runner:
                 handle.attach(ServerHandle(live.boot, live.observation))
         return live
 
-    def boot_in_body(self, item: pytest.Item, model: str, argv: tuple[str, ...], options: dict[str, Any]) -> ServerHandle:
+    def attach_late(self, item: pytest.Item, handle: PendingServer) -> None:
+        """A body that asks for ``server`` by ``request.getfixturevalue`` gets the one that is up."""
+        for live in self.evaluation(item).live if item.stash.get(IN_CALL, False) else ():
+            if live.boot is not None and live.observation.ready:
+                live.touched = True
+                handle.attach(ServerHandle(live.boot, live.observation))
+
+    def boot_in_body(
+        self, item: pytest.Item, model: str, argv: tuple[str, ...], options: dict[str, Any]
+    ) -> ServerHandle:
         """What ``sglang_server(…)`` does: a boot of its own for this test. Raises BootFailed."""
         if not item.stash.get(IN_CALL, False):
             raise RuntimeError(
@@ -188,7 +208,10 @@ class Runner:
         except ClaimError as error:
             raise TypeError(f"sglang_server: {error}") from None
         evaluation = self.evaluation(item)
-        before = len(evaluation.observations())
+        unmet = evaluation.unmet_server(declared)
+        if unmet:
+            item.stash[SKIPPED] = unmet[0].kind
+            _skip(item, "; ".join(one.text for one in unmet))
         live = self._paused(
             item,
             lambda: evaluation.boot(
@@ -200,7 +223,7 @@ class Runner:
             ),
         )
         if live is None:
-            raise BootFailed(evaluation.observations()[before])
+            raise BootFailed(evaluation.latest)
         if live.boot is None or not live.observation.ready:
             raise BootFailed(live.observation)
         return ServerHandle(live.boot, live.observation)
@@ -219,7 +242,7 @@ class Runner:
             if timer is not None:
                 timer.start()
 
-    def _body_of(self, raised: BaseException, evaluation: Evaluation) -> Body:
+    def _body_of(self, raised: BaseException, item: pytest.Function) -> Body:
         """Whose fault an exception that left the test's body is."""
         said = _one_line(raised)
         if isinstance(raised, ClaimTimeout):
@@ -227,9 +250,11 @@ class Runner:
         if isinstance(raised, BootFailed):
             return Body("not_run", said)  # the judge has its observation
         if isinstance(raised, pytest.skip.Exception):
-            return Body("skip", said)
+            return Body("skip", said, item.stash.get(SKIPPED, "skip"))
         if isinstance(raised, pytest.xfail.Exception):
             return Body("error", f"pytest.xfail() was called in a claim: {said}")
+        if inspect.iscoroutinefunction(item.obj) and isinstance(raised, pytest.fail.Exception):
+            return Body("error", said)  # pytest cannot run it without a plugin for async tests
         if isinstance(raised, (AssertionError, pytest.fail.Exception)):
             return Body("assertion", said)
         return Body("error", said)
@@ -271,11 +296,17 @@ class Runner:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Carry the verdict on the report. A claim that failed or was skipped outside the judge gets one here."""
         report = yield
+        if type(report) is not pytest.TestReport:
+            return report  # a subtest's: the claim has a report of its own
         claim = item.stash.get(CLAIM, None)
         data = item.stash.get(PAYLOAD, None)
         if claim is not None and data is None and report.when in ("setup", "call") and not report.passed:
             data = self._unjudged(item, claim, call, report)
         if data is not None and (report.when == "call" or (report.when == "setup" and not report.passed)):
+            if claim is not None and claim.about.hearsay and report.failed and report.when == "setup":
+                path, line, _ = item.reportinfo()
+                report.outcome = "skipped"  # hearsay is never red, also where its set-up is broken
+                report.longrepr = (str(path), line or 0, f"{data['verdict']}: {data['fact']}")
             setattr(report, REPORT_KEY, data)
             report.user_properties = list(item.user_properties)
         return report
@@ -347,7 +378,9 @@ class Runner:
         evaluation = self.evaluation(item)
         claim = evaluation.claim
         if claim.serves is not None:
-            raise pytest.UsageError(f"{item.nodeid}: gpus leases GPUs of its own; a claim with @serves has its server's")
+            raise pytest.UsageError(
+                f"{item.nodeid}: gpus leases GPUs of its own; a claim with @serves has its server's"
+            )
         if not claim.needs.any_gpu:
             raise pytest.UsageError(f"{item.nodeid}: the fixture gpus needs @needs_gpus(n) on the test")
         with evaluation.leased() as uuids:

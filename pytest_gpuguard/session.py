@@ -50,7 +50,7 @@ class Session:
         self._rig: Rig | None = None
         self._nvml: NvmlChild | None = None
         self._stacks: dict[str, Stack] = {}
-        self._help: dict[str, str] = {}
+        self._help: dict[str, str | FlagsUnknown] = {}
         self._pool: BootPool | None = None
         self._lock = threading.RLock()
 
@@ -103,15 +103,25 @@ class Session:
         """
         from .facts.stack import cache_dir
 
-        versions = json.dumps([engine.name, stack.python, dict(stack.packages)], sort_keys=True)
-        key = hashlib.sha256(versions.encode()).hexdigest()[:24]
-        if key in self._help:
-            return self._help[key]
+        stamps = _stamps(stack.python, engine.package)
+        state = json.dumps([engine.name, stack.python, dict(stack.packages), stamps], sort_keys=True)
+        key = hashlib.sha256(state.encode()).hexdigest()[:24]
+        known = self._help.get(key)
+        if isinstance(known, FlagsUnknown):
+            raise known
+        if known is not None:
+            return known
         file = cache_dir() / f"help-{key}.txt"
         try:
+            if not stamps:
+                raise OSError("an editable installation changes under an unchanged version")
             text = file.read_text()
         except OSError:
-            text = _run_help(engine.help_command(stack.python))
+            try:
+                text = _run_help(engine.help_command(stack.python))
+            except FlagsUnknown as error:
+                self._help[key] = error
+                raise
             try:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 scratch = file.with_suffix(f".{threading.get_ident()}.tmp")
@@ -156,6 +166,17 @@ class Session:
             self._nvml.close()
             self._nvml = None
         return problems
+
+
+def _stamps(python: str, package: str) -> list[list[object]]:
+    """Size and time of the installed files that declare the engine's flags; empty when they are not where pip puts them."""
+    roots = Path(python).parent.parent.glob(f"lib/python3*/site-packages/{package}")
+    files = [
+        file
+        for root in roots
+        for file in (*root.glob("*.py"), *root.glob("srt/*args*.py"), *root.glob("srt/arg_groups/*.py"))
+    ]
+    return [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in sorted(files)]
 
 
 def _run_help(command: list[str]) -> str:

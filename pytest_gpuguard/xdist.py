@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from .facts.stackref import StackRef
+from .report.payload import lost_payload
 
 if TYPE_CHECKING:
     from .run import Runner
@@ -68,6 +69,16 @@ class Controller:
         most = self._config.option.maxfail
         if most and self._failed >= most:
             (self._folder / STOP).touch()
+
+    def lost(self, report: pytest.TestReport) -> dict[str, Any] | None:
+        """The payload of a claim whose worker crashed: no verdict came back, and none may be missing."""
+        if not report.failed or report.when in ("setup", "call", "teardown"):
+            return None
+        for file in self._folder.glob("claims-*.json"):
+            data = json.loads(file.read_text())
+            if any(one["nodeid"] == report.nodeid for one in data["claims"]):
+                return lost_payload(report.nodeid, "the xdist worker that ran it crashed")
+        return None
 
     def pytest_unconfigure(self) -> None:
         """Remove the folder."""

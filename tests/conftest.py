@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -54,7 +54,7 @@ def own_ports() -> str:
 
 
 @pytest.fixture
-def claims(pytester: pytest.Pytester, fake_python: Path, model: Path) -> Iterator[Run]:
+def claims(pytester: pytest.Pytester, fake_python: Path, model: Path) -> Run:
     """Runs pytest, in a process of its own, over a file of claims against the stand-in stack.
 
     In the source ``MODEL`` is a model folder and everything of ours is imported. Returns pytest's result.
@@ -78,4 +78,4 @@ def claims(pytester: pytest.Pytester, fake_python: Path, model: Path) -> Iterato
         given = ["--gpuguard-stack", f"fake={stack or fake_python}"] if stack != "" else []
         return pytester.runpytest_subprocess(*given, *args, timeout=120)
 
-    yield run
+    return run

@@ -111,16 +111,32 @@ def test_a_skip_in_the_test_is_counted_by_its_own_reason() -> None:
 
 
 @pytest.mark.parametrize("kind", ["passed", "assertion", "skip", "error", "timeout", "not_run"])
-def test_a_boot_that_failed_is_judged_by_its_failure_whatever_the_test_did(kind: str) -> None:
-    assert judge(Ooms(), OOM, Body(kind, "why")).verdict is Verdict.HOLDS
+def test_a_server_that_failed_in_use_is_judged_by_its_failure_whatever_the_test_did(kind: str) -> None:
+    in_use = replace(OOM, was_ready=True)
+    assert judge(Ooms(), in_use, Body(kind, "why")).verdict is Verdict.HOLDS
+    assert judge(Fits(), in_use, Body(kind, "why")).verdict is Verdict.WORSE
+
+
+@pytest.mark.parametrize(
+    ("kind", "verdict"),
+    [
+        ("passed", "HOLDS"),
+        ("not_run", "HOLDS"),
+        ("assertion", "INFRA"),
+        ("error", "INFRA"),
+        ("timeout", "INFRA"),
+        ("skip", "NOT_EVALUATED"),
+    ],
+)
+def test_what_the_test_itself_did_is_not_lost_behind_a_boot_that_failed_as_claimed(kind: str, verdict: str) -> None:
+    assert judge(Ooms(), OOM, Body(kind, "why")).verdict is Verdict[verdict]
     assert judge(Fits(), OOM, Body(kind, "why")).verdict is Verdict.WORSE
 
 
 @pytest.mark.parametrize(
     ("expectation", "kind", "verdict", "outcome"),
     [
-        (Fits(), "passed", "HOLDS", "none"),
-        (Fits(when=parse_window("sglang>=0")), "passed", "HOLDS", "none"),
+        (Fits(), "passed", "INFRA", "infra.test"),
         (Fits(), "assertion", "WORSE", "none"),
         (Fits(), "skip", "NOT_EVALUATED", "none"),
         (Fits(), "error", "INFRA", "infra.test"),

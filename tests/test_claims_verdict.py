@@ -197,8 +197,14 @@ REFUSALS = {
 
 @pytest.mark.parametrize("how", ["rejected", "crashes", None])
 def test_each_way_of_being_unsupported_has_its_own_failures(how: str | None) -> None:
-    held = {one for one in STACK_FAILURES if judge(Unsupported("x", how), saw(one)).verdict is HOLDS}
+    held = {one for one in STACK_FAILURES if judge(Unsupported("x", how, "said"), saw(one, "said")).verdict is HOLDS}
     assert held == REFUSALS[how]
+
+
+@pytest.mark.parametrize("how", ["crashes", None])
+def test_a_crash_that_any_broken_installation_shows_needs_the_words_of_the_claim(how: str | None) -> None:
+    held = {one for one in STACK_FAILURES if judge(Unsupported("x", how), saw(one, "said")).verdict is HOLDS}
+    assert held == REFUSALS[how] - {"import.abi", "comm.p2p", "comm.deepep", "nccl.error", "nccl.shm"}
 
 
 @pytest.mark.parametrize("outcome", sorted(UNDECIDED))

@@ -378,7 +378,9 @@ def test_max_mem_is_judged_from_what_the_engine_reports(claims: Run) -> None:
         def test_it(): ...
         """
     )
-    lines(result, "*CONTRADICTED (worse): max_mem(3.4GiB, of=static): static memory 3.50 GiB*", "*HOLDS: max_mem(1.6GiB*")
+    lines(
+        result, "*CONTRADICTED (worse): max_mem(3.4GiB, of=static): static memory 3.50 GiB*", "*HOLDS: max_mem(1.6GiB*"
+    )
 
 
 def test_hearsay_never_fails_and_fail_on_chooses(claims: Run) -> None:

@@ -114,7 +114,7 @@ def test_an_xfail_that_is_added_later_turns_no_verdict_around(claims: Run, pytes
     assert result.ret == 1
 
 
-def test_marks_select_by_architecture_and_by_argument(claims: Run) -> None:
+def test_marks_select_by_architecture_and_by_argument(claims: Run, pytester: pytest.Pytester) -> None:
     source = """
         @needs_sm120
         @serves("sglang", MODEL)
@@ -137,9 +137,11 @@ def test_marks_select_by_architecture_and_by_argument(claims: Run) -> None:
     """
 
     def selected(*args: str) -> set[str]:
-        text = claims(source, "--collect-only", "-q", "--strict-markers", *args).stdout.str()
+        result = pytester.runpytest_inprocess("--collect-only", "-q", "--strict-markers", *args)
+        text = result.stdout.str()
         return set(re.findall(r"test_claims\.py::(\w+)", text))
 
+    assert claims(source, "--collect-only", "--strict-markers").ret == 0
     everything = {"test_blackwell", "test_hopper", "test_two", "test_gated", "test_two_by_name"}
     assert selected() == everything
     assert selected("-m", "blackwell") == {"test_blackwell"}

@@ -1,4 +1,4 @@
-"""Fixtures and marks as test writers use them: twins, misuse with its cure, servers of one's own, marks at all levels."""
+"""Fixtures and marks as test writers use them: twins, misuse with its cure, servers of one's own, marks everywhere."""
 
 from __future__ import annotations
 
@@ -103,7 +103,8 @@ def test_a_plain_test_may_boot_servers_and_is_no_claim(
         def test_passes(sglang_server):
             one = sglang_server(MODEL, CPU)
             assert one.get("/model_info")["model_path"] == MODEL
-            assert one.post("/generate", {"text": "x", "sampling_params": {"max_new_tokens": 2}})["text"] == "alpha beta"
+            body = {"text": "x", "sampling_params": {"max_new_tokens": 2}}
+            assert one.post("/generate", body)["text"] == "alpha beta"
 
         def test_fails(sglang_server):
             assert sglang_server(MODEL, CPU).generate("x", 1) == "omega"

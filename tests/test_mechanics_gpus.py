@@ -118,11 +118,27 @@ def test_a_driver_that_does_not_fit_is_infra_and_never_a_skip(
     rig = fake_rig(n=8)
     rig.mismatch()
     rig.apply(monkeypatch)
-    result = claims(FAULTY)
+    without_server = """
+    @needs_gpus(1)
+    @fits
+    def test_no_server(): ...
+
+    @needs_gpus(1)
+    def test_gated():
+        raise AssertionError("this must not even run")
+    """
+    result = claims(FAULTY + without_server)
     result.stdout.fnmatch_lines(
-        ["INFRA *test_all *driver.mismatch*", "INFRA *test_two *driver.mismatch*", "HOLDS *test_cpu *"]
+        [
+            "INFRA *test_all *driver.mismatch*",
+            "INFRA *test_gated *driver.mismatch*",
+            "INFRA *test_no_server *driver.mismatch*",
+            "INFRA *test_two *driver.mismatch*",
+            "HOLDS *test_cpu *",
+        ]
     )
-    result.assert_outcomes(passed=1, errors=2)
+    result.assert_outcomes(passed=1, errors=4)
+    assert "must not even run" not in result.stdout.str()
     assert result.ret == 1
 
 

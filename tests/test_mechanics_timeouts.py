@@ -154,7 +154,7 @@ def test_a_deadline_of_ours_is_infra_and_a_stall_is_the_engines(claims: Run) -> 
     )
     result.stdout.fnmatch_lines(
         [
-            "INFRA *test_still_talking *boot_timeout of 2 s passed in phase *still making progress*",
+            "INFRA *test_still_talking *boot_timeout of 2 s passed in phase weights*",
             "CONTRADICTED (worse) *test_fits *hang.timeout*no log line and flat memory for 2 s*",
             "HOLDS *test_as_claimed *hang.timeout*",
         ]

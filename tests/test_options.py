@@ -144,8 +144,18 @@ def test_a_stack_without_the_engine_is_a_fault_only_where_it_was_named(claims: R
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho this is no python >&2\nexit 3\n")
     broken.chmod(0o755)
-    result = claims(ONE, stack=str(broken))
-    result.stdout.fnmatch_lines(["INFRA *test_it *infra.boot: *ended with status 3 instead of answering*"])
+    gated = """
+    @needs_package("sglang>=0.5")
+    def test_gated(): ...
+    """
+    result = claims(ONE + gated, stack=str(broken))
+    result.stdout.fnmatch_lines(
+        [
+            "INFRA *test_gated *ended with status 3 instead of answering*",
+            "INFRA *test_it *infra.boot: *ended with status 3 instead of answering*",
+        ]
+    )
+    result.assert_outcomes(errors=2)
     assert result.ret == 1
 
 

@@ -41,6 +41,8 @@ class Body:
 
     kind: str = "not_run"
     error: str | None = None
+    #: For ``skip``: what it is counted by.
+    reason: str = "skip"
 
 
 NOT_RUN: Final = Body()

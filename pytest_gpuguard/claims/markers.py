@@ -125,6 +125,10 @@ needs_sm121 = _exact_sm("121")
 # --------------------------------------------------------------------------------------------------------- server
 
 
+#: Variables that say what a lease gives, and that nothing is downloaded inside one.
+LEASED = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+
+
 @marker
 def serves(
     engine: str,
@@ -155,6 +159,9 @@ def serves(
     parsed_layout = parse_layout(layout) if layout is not None else None
     resolve(parsed_layout, words)
     arguments.boolean("portable", portable)
+    for name in env or ():
+        if name in LEASED:
+            raise ClaimError(f"env may not set {name}: it belongs to the lease ({', '.join(LEASED)})")
     return Serves(
         engine=engine,
         model=model,

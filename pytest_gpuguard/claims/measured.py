@@ -6,6 +6,7 @@ A number that is not known, or that straddles the claim, is INCONCLUSIVE; it is 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isnan
 from statistics import median
 from typing import Final
 
@@ -55,6 +56,10 @@ def _max_mem(expectation: MaxMem, observation: Observation) -> Judgement:
 def _expect_toks(expectation: ExpectToks, observation: Observation) -> Judgement:
     label, outcome = expectation.label, observation.outcome
     samples = observation.samples.get(expectation.subject, ())
+    failed = sum(isnan(sample) for sample in samples)
+    if failed:
+        fact = f"ready, but requests failed in {failed} of {len(samples)} runs"
+        return Judgement(label, Verdict.WORSE, outcome, fact, details(observation))
     if len(samples) < 2 or expectation.minimum is None:
         return Judgement(label, Verdict.INCONCLUSIVE, outcome, "ready, but too few samples of tok/s were taken")
     low, high, middle = min(samples), max(samples), median(samples)

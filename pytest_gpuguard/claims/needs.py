@@ -190,6 +190,10 @@ def check_needs(
 def select_gpus(needs: Needs, count: int, rig: RigFacts | None, arch_of: Callable[[str], str]) -> Selection:
     """``count`` GPUs of this rig that meet the needs; deterministic, lowest PCI bus ids first."""
     gpus = list(rig.usable) if rig is not None else []
+    whole = [gpu for gpu in gpus if not getattr(gpu, "mig", None)]
+    if gpus and not whole:
+        return Selection(unmet=(Unmet("gpus", f"needs {_wanted(needs)}, this rig's GPUs are all split by MIG"),))
+    gpus = whole
     if rig is None or not gpus:
         wanted = _wanted(replace(needs, gpus=max(needs.gpus, count)))
         return Selection(unmet=(Unmet("gpus", f"needs {wanted}, this rig has no GPUs"),))

@@ -99,6 +99,8 @@ class Observation:
     gpus: tuple[str, ...] = ()
     elapsed_s: float | None = None
     leak: str | None = None
+    #: The server was up once: what fails after that may be what the test did to it.
+    was_ready: bool = False
 
     @property
     def ready(self) -> bool:

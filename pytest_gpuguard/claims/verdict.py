@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from .claim import Claim
-from .expect import Expectation, Fails, Fits, Ooms, Unsupported
+from .expect import Expectation, Fails, Ooms, Unsupported
 from .judgement import NOT_RUN, Body, Judgement, Verdict, decisive, details, ready, worst
 from .measured import MEASURES
 from .observation import Observation
@@ -62,13 +62,10 @@ CRASHES: Final = frozenset(
         "jit.smem",
         "graph.incompatible",
         "illegal_memory",
-        "import.abi",
-        "comm.p2p",
-        "comm.deepep",
-        "nccl.error",
-        "nccl.shm",
     }
 )
+#: Crashes that any broken installation or fabric shows too: the claim must say with ``match`` which one it means.
+CRASHES_IF_MATCHED: Final = frozenset({"import.abi", "comm.p2p", "comm.deepep", "nccl.error", "nccl.shm"})
 
 
 #: What a test's own code can do that says nothing about its claim: the outcome and the words for it.
@@ -121,6 +118,8 @@ def is_claimed(expectation: Expectation, observation: Observation) -> bool:
                 and expectation.match is not None
                 and _matches(expectation.match, observation)
             )
+        if expectation.how != "rejected" and expectation.match is not None:
+            allowed |= CRASHES_IF_MATCHED
         return outcome in allowed and _matches(expectation.match, observation)
     return False
 
@@ -132,14 +131,13 @@ def judge(expectation: Expectation, observation: Observation, body: Body = NOT_R
         return _unmeasured(expectation, outcome)
     column = seen(expectation, observation)
     verdict = TABLE[row_of(expectation), column]
+    if column is Seen.CLAIMED and not observation.was_ready and body.kind in (*_OWN_FAULTS, "assertion", "skip"):
+        return _own(label, body, observation)  # the server failed before the test's code did: two things went wrong
     if column is not Seen.READY:
         fact = _failure_fact(expectation, column, observation)
         return Judgement(label, verdict, outcome, fact, details(observation))
-    if body.kind == "skip":
-        return Judgement(label, Verdict.NOT_EVALUATED, outcome, f"skipped in the test: {body.error}", reason="skip")
-    if body.kind in _OWN_FAULTS:
-        outcome, said = _OWN_FAULTS[body.kind]
-        return Judgement(label, Verdict.INFRA, outcome, f"{said}: {body.error}", details(observation))
+    if body.kind in (*_OWN_FAULTS, "skip"):
+        return _own(label, body, observation)
     if row_of(expectation) == "negative":
         fact = f"{ready(observation)}, against the claim that it {_claims(expectation)}"
         return Judgement(label, verdict, outcome, fact)
@@ -147,6 +145,16 @@ def judge(expectation: Expectation, observation: Observation, body: Body = NOT_R
         return Judgement(label, Verdict.WORSE, outcome, f"ready, but {body.error}", details(observation))
     measure = MEASURES.get(type(expectation))
     return measure(expectation, observation) if measure else Judgement(label, verdict, outcome, ready(observation))
+
+
+def _own(label: str, body: Body, observation: Observation | None = None) -> Judgement:
+    """What the test's own code did, which says nothing about the claim."""
+    if body.kind == "skip":
+        fact = f"skipped in the test: {body.error}" if body.reason == "skip" else str(body.error)
+        return Judgement(label, Verdict.NOT_EVALUATED, "none", fact, reason=body.reason)
+    outcome, said = _OWN_FAULTS.get(body.kind, _OWN_FAULTS["error"])
+    evidence = details(observation) if observation is not None else ()
+    return Judgement(label, Verdict.INFRA, outcome, f"{said}: {body.error}", evidence)
 
 
 def judge_claim(
@@ -182,15 +190,10 @@ def _judge_all(expectation: Expectation, observations: Sequence[Observation], bo
     label = expectation.label
     if expectation.unmeasured is not None:
         return _unmeasured(expectation, "none")
-    if body.kind == "skip":
-        return Judgement(label, Verdict.NOT_EVALUATED, "none", f"skipped in the test: {body.error}", reason="skip")
+    if body.kind in (*_OWN_FAULTS, "skip"):
+        return _own(label, body)
     if body.kind == "assertion" and not expectation.negative:
         return Judgement(label, Verdict.WORSE, "none", f"the test failed: {body.error}")
-    if body.kind in _OWN_FAULTS:
-        outcome, said = _OWN_FAULTS[body.kind]
-        return Judgement(label, Verdict.INFRA, outcome, f"{said}: {body.error}")
-    if isinstance(expectation, Fits) and body.kind == "passed" and expectation == Fits(when=expectation.when):
-        return Judgement(label, Verdict.HOLDS, "none", "the test passed; it booted no server")
     return Judgement(
         label,
         Verdict.INFRA,
@@ -209,9 +212,8 @@ def _unstated(claim: Claim, observations: Sequence[Observation], version_of: Ver
     outcome = observed.outcome if observed else "none"
     if observed is not None and seen(last, observed) is Seen.HOST:
         return Judgement(label, Verdict.INFRA, outcome, decisive(observed), details(observed))
-    if (observed is None or observed.ready) and body.kind in _OWN_FAULTS:
-        outcome, said = _OWN_FAULTS[body.kind]
-        return Judgement(label, Verdict.INFRA, outcome, f"{said}: {body.error}")
+    if (observed is None or observed.ready) and body.kind in (*_OWN_FAULTS, "skip"):
+        return _own(label, body)
     happened = decisive(observed) if observed is not None and not observed.ready else outcome
     if body.kind == "assertion":
         happened += f", but {body.error}"

@@ -6,6 +6,7 @@ It must never leave a token readable because the text around it looks unusual; l
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 MASK: Final = "***"
@@ -39,6 +40,25 @@ _HINT: Final = re.compile(
     r"hf_|api_org_|AKIA|ASIA|gh[pousr]_|github_pat_|glpat-|sk-|nvapi-|xox|eyJ|key|token|secret|passw|bearer|basic|://",
     re.IGNORECASE,
 )
+
+
+_SECRET_FLAG: Final = re.compile(r"^--?(?:[\w-]*[-_])?(?:api-?key|key|token|password|secret)$", re.IGNORECASE)
+
+
+def without_secrets(argv: Sequence[str]) -> tuple[str, ...]:
+    """The words of a command line, the values of secret flags replaced, in whichever form they are given."""
+    kept: list[str] = []
+    hide = False
+    for word in argv:
+        name, equals, _ = word.partition("=")
+        if hide and not word.startswith("--"):
+            kept.append(MASK)
+        elif equals and _SECRET_FLAG.match(name):
+            kept.append(f"{name}={MASK}")
+        else:
+            kept.append(redact(word))
+        hide = not equals and _SECRET_FLAG.match(word) is not None
+    return tuple(kept)
 
 
 def redact(text: str) -> str:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class BootSpec:
     """One server as declared: equal specs may share a boot. ``flags`` are verbatim, layout flags already added.
 
-    ``exclusive``: every other GPU of the rig is kept idle meanwhile. ``boot_timeout_s`` does not make two servers different.
+    ``exclusive``: every other GPU of the rig is kept idle meanwhile. ``boot_timeout_s`` does not make two servers
+    different.
     """
 
     engine: str

@@ -7,7 +7,6 @@ It reads and never judges. A boot is decided by its log, its phase, HTTP and the
 from __future__ import annotations
 
 import os
-import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..claims.layout import flag_value, layout_from_flags
 from ..claims.observation import LogReading, MemoryTable, Observation
-from ..claims.outcome import PHASES, READY, STARTING, UNKNOWN
+from ..claims.outcome import PHASES, READY, STARTING, UNDECIDED, UNKNOWN
 from ..diagnose.memory import from_server_info, merge_tables
-from ..diagnose.redact import redact
+from ..diagnose.redact import without_secrets
 from .base import BootSpec, Engine, ServerFacts
 
 if TYPE_CHECKING:
@@ -80,8 +79,7 @@ class Boot:
         self.lease = lease
         self.log = log
         self.port = engine.port(spec, lease.ports)
-        host = flag_value(spec.flags, ("--host",))
-        self.url = f"http://{'127.0.0.1' if host in (None, '0.0.0.0') else host}:{self.port}"
+        self.url = _url(spec.flags, self.port)
         self.argv = tuple(engine.command(spec, lease.ports))
         self.facts: ServerFacts | None = None
         self._engine = engine
@@ -96,7 +94,8 @@ class Boot:
         self._started = 0.0
         self._ready_after: float | None = None
         self._last_line = 0.0
-        self._last_memory = (0.0, 0)
+        self._memory: _MemoryWatch | None = None
+        self._kills_before: int | None = None
         self._furthest = PHASES[0]
         sizes = layout_from_flags(spec.flags)
         self._quiet_s = QUIET_S if sizes.tp * sizes.pp * sizes.dp > 1 else QUIET_ALONE_S
@@ -108,7 +107,7 @@ class Boot:
     def run(self) -> Observation:
         """Start the server and watch it until it is ready, has failed, or a deadline has passed.
 
-        Raises OSError or CommandNotStarted when it cannot be started at all. On any exception the server is already stopped.
+        Raises OSError or CommandNotStarted when it cannot be started at all. On any exception it is stopped already.
         """
         from .process import ServerProcess
 
@@ -117,25 +116,28 @@ class Boot:
         env.update(self._engine.environment(self.spec, self.lease))
         self._started = self._last_line = time.monotonic()
         try:
+            self._kills_before = _oom_kills()
             self._process = ServerProcess.start(list(self.argv), env, None, self.log, pass_fds=self._fds)
             self._file = self.log.open("rb")
+            self._memory = _MemoryWatch(self._process, self._used_bytes)
             return self._watch()
         except BaseException:
             self.stop()
             raise
+        finally:
+            if self._memory is not None:
+                self._memory.end()
 
     def _watch(self) -> Observation:
         ready_since: float | None = None
         fatal_since: float | None = None
         asking: _Asking | None = None
         shown: tuple[Any, ...] = ()
-        next_memory = 0.0
         while True:
             now = time.monotonic()
             grown = self._read()
             reading = self._reader.reading()
             if self._exited():
-                self._read()
                 return self._dead()
             if reading.fatal:
                 fatal_since = fatal_since if fatal_since is not None else now
@@ -151,10 +153,7 @@ class Boot:
                     if observation is not None:
                         return observation
                     asking = None
-            if now >= next_memory:
-                next_memory = now + _MEMORY_EVERY_S
-                self._note_memory(now)
-            late = self._deadline(now)
+            late = self._deadline(now) if fatal_since is None else None
             if late is not None:
                 return late
             progress = self._progress(now)
@@ -183,23 +182,18 @@ class Boot:
 
     def _deadline(self, now: float) -> Observation | None:
         elapsed = now - self._started
-        silent = now - max(self._last_line, self._last_memory[0])
+        changed = self._memory.changed if self._memory is not None else 0.0
+        silent = max(0.0, now - max(self._last_line, changed))
         if silent >= self._limits.stall_s:
             note = f"no log line and flat memory for {silent:.0f} s, with the process alive"
             return self._observe("hang.timeout", note)
         if elapsed >= self.spec.boot_timeout_s:
             note = (
-                f"boot_timeout of {self.spec.boot_timeout_s:g} s passed in phase {self._reader.reading().phase}, "
-                f"with the boot still making progress"
+                f"boot_timeout of {self.spec.boot_timeout_s:g} s passed in phase {self._reader.reading().phase}; "
+                f"the last sign of life was {silent:.0f} s ago"
             )
             return self._observe("infra.deadline", note)
         return None
-
-    def _note_memory(self, now: float) -> None:
-        assert self._process is not None
-        used = self._process.rss_bytes() + (self._used_bytes() if self._used_bytes is not None else 0)
-        if abs(used - self._last_memory[1]) > _FLAT * max(used, 1):
-            self._last_memory = (now, used)
 
     def _progress(self, now: float) -> Progress:
         bar = self._reader.progress
@@ -211,8 +205,12 @@ class Boot:
 
     # ------------------------------------------------------------------------------------------------------ observe
 
-    def observe_again(self) -> Observation:
-        """What there is to say now, after the test used the server: it may have died since it was ready."""
+    def observe_again(self, patient: bool = False) -> Observation:
+        """What there is to say now, after the test used the server: it may have died since it was ready.
+
+        ``patient`` when the test ended with an exception: a client sees the connection break before anybody sees the
+        process gone.
+        """
         if self._process is None:
             return self._observe(self._reader.reading().outcome)
         settle = time.monotonic() + SETTLE_S
@@ -222,7 +220,7 @@ class Boot:
                 self._read()
                 return self._dead()
             reading = self._reader.reading()
-            if not reading.fatal:
+            if not reading.fatal and (not patient or time.monotonic() >= settle):
                 return self._observe(READY)
             if time.monotonic() >= settle:
                 return self._observe(reading.outcome)
@@ -241,11 +239,24 @@ class Boot:
     def _dead(self) -> Observation:
         """The main process has ended: by its log if that says why, else unknown. Its exit code is told, not judged."""
         assert self._exit is not None
+        while self._read():
+            pass
         reading = self._reader.closed()
         outcome, note = reading.outcome, f"the process ended (exit code {self._exit.code})"
+        kills = _oom_kills()
+        struck = kills is not None and self._kills_before is not None and kills > self._kills_before
         if outcome in (READY, STARTING):
+            if self._exit.lost:
+                return self._observe("infra.lost", "the server's warden was killed, and took the server along")
             outcome = UNKNOWN
             note += ", and nothing in its log says why"
+        if struck and outcome in UNDECIDED:
+            outcome = "oom.host"
+            note = f"the kernel's OOM killer struck during this boot (oom_kill {self._kills_before} -> {kills})"
+        elif not struck and reading.signature == "sglang.rank_died":
+            # Its text guesses at the OOM killer from exit code -9; anybody's SIGKILL looks the same.
+            outcome = "indeterminate.peer_died"
+            note = "a rank was killed by SIGKILL, and the kernel's OOM killer did not strike during this boot"
         return self._observe(outcome, note)
 
     def _read(self) -> bool:
@@ -278,7 +289,8 @@ class Boot:
             requested_tokens=reading.clipped[0] if reading.clipped is not None else requested,
             log=str(self.log),
             tail=tuple(self._reader.tail(_TAIL_LINES)),
-            argv=_without_secrets(self.argv),
+            argv=without_secrets(self.argv),
+            was_ready=self._ready_after is not None,
             gpus=self.lease.uuids,
             elapsed_s=self._ready_after if self._ready_after is not None else time.monotonic() - self._started,
         )
@@ -303,6 +315,31 @@ class Boot:
             return process.stop(self._limits.grace_s)
 
 
+class _MemoryWatch:
+    """Notes when memory last changed, in a thread: a driver that answers slowly must not hide the log from us."""
+
+    def __init__(self, process: ServerProcess, used_bytes: Callable[[], int] | None) -> None:
+        self.changed = time.monotonic()
+        self._process = process
+        self._used_bytes = used_bytes
+        self._over = threading.Event()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        last = 0
+        while not self._over.wait(_MEMORY_EVERY_S):
+            try:
+                used = self._process.rss_bytes() + (self._used_bytes() if self._used_bytes is not None else 0)
+            except Exception:
+                continue
+            if abs(used - last) > _FLAT * max(used, 1):
+                last, self.changed = used, time.monotonic()
+
+    def end(self) -> None:
+        """Stop looking."""
+        self._over.set()
+
+
 class _Asking:
     """One round of HTTP questions in a thread, so that a server that does not answer cannot hide its log from us."""
 
@@ -314,6 +351,8 @@ class _Asking:
     def _run(self, engine: Engine, url: str, spec: BootSpec) -> None:
         try:
             self.facts = engine.ask(url, spec, _HTTP_TIMEOUT_S)
+        except Exception:
+            self.facts = None
         finally:
             time.sleep(POLL_S)  # a server that refuses at once is asked again soon, not at once
 
@@ -322,8 +361,21 @@ class _Asking:
         return not self._thread.is_alive()
 
 
-def _without_secrets(argv: Sequence[str]) -> tuple[str, ...]:
-    return tuple(shlex.split(redact(shlex.join(argv))))
+def _url(flags: Sequence[str], port: int) -> str:
+    """Where the server is asked: on loopback where it listens on every address."""
+    host = flag_value(flags, ("--host",)) or "127.0.0.1"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    scheme = "https" if flag_value(flags, ("--ssl-certfile",)) else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _oom_kills() -> int | None:
+    """How often the kernel's OOM killer has struck since this machine was started; None when it does not say."""
+    try:
+        words = Path("/proc/vmstat").read_text().split()
+        return int(words[words.index("oom_kill") + 1])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _same_model(served: str, declared: str) -> bool:

@@ -7,6 +7,7 @@ which is why an answer alone is never readiness.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,8 @@ class SGLang:
     def environment(self, spec: BootSpec, lease: Lease) -> dict[str, str]:
         """Leased GPUs only, hub offline, unbuffered; the claim's own variables last."""
         env = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+        # As in an activated environment: JIT builds call ninja and nvcc by name.
+        env["PATH"] = os.pathsep.join([os.path.dirname(spec.python), os.environ.get("PATH", os.defpath)])
         if lease.indices:
             env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
             env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, lease.indices))
@@ -89,7 +92,9 @@ class SGLang:
         """Ask health, then model, then server_info; whatever does not answer is left out."""
         import httpx
 
-        with httpx.Client(base_url=url, timeout=timeout_s, trust_env=False, headers=headers(spec)) as client:
+        with httpx.Client(
+            base_url=url, timeout=timeout_s, trust_env=False, verify=False, headers=headers(spec)
+        ) as client:
             try:
                 if client.get("/health").status_code != 200:
                     return ServerFacts(healthy=False)

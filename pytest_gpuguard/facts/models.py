@@ -41,7 +41,9 @@ def find_model(name: str, names: Mapping[str, str], env: Mapping[str, str] | Non
     snapshots = cache / f"models--{target.replace('/', '--')}" / "snapshots"
     found = [one for one in snapshots.glob("*") if (one / "config.json").is_file()] if snapshots.is_dir() else []
     if not found:
-        raise ModelMissing(f"{called} is not in the hub cache {cache}: download it first, nothing is fetched in a lease")
+        raise ModelMissing(
+            f"{called} is not in the hub cache {cache}: download it first, nothing is fetched in a lease"
+        )
     return Model(target, max(found, key=lambda one: one.stat().st_mtime))
 
 

@@ -30,9 +30,7 @@ def header(runner: Runner, items: Iterable[pytest.Item], verbosity: int, facts: 
     if facts:
         lines += facts_lines(runner.session, list(dict.fromkeys(runner.ref_of(item) for item, _ in claims)))
     if verbosity > 0:
-        lines += [
-            text for item, claim in claims for text in layout_lines(item.nodeid.rpartition("::")[2], claim)
-        ]
+        lines += [text for item, claim in claims for text in layout_lines(item.nodeid.rpartition("::")[2], claim)]
     return lines
 
 

@@ -6,11 +6,18 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ..claims.claim import Claim
+from ..claims.needs import Needs
 from ..claims.observation import Observation
-from ..claims.verdict import Judgement, worst
+from ..claims.verdict import Judgement, Verdict, worst
 
 #: The attribute of a TestReport that carries the payload.
 REPORT_KEY: Final = "gpuguard"
+
+
+def lost_payload(nodeid: str, why: str) -> dict[str, Any]:
+    """The payload of a claim whose verdict never arrived."""
+    judgement = Judgement("claim", Verdict.INFRA, "infra.lost", why)
+    return payload(nodeid, Claim(Needs(), None, ()), "", [judgement], [])
 
 
 def payload(

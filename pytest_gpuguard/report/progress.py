@@ -19,9 +19,7 @@ class ProgressLine:
         reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
         self._reporter = reporter
         self._capture: Any = config.pluginmanager.get_plugin("capturemanager")
-        self._on = (
-            reporter is not None and config.option.verbose >= 0 and not hasattr(config, "workerinput")
-        )
+        self._on = reporter is not None and config.option.verbose >= 0 and not hasattr(config, "workerinput")
         self._live = self._on and bool(reporter.isatty)
         self._open = False
         self._phase: tuple[str, str] | None = None

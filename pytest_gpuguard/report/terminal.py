@@ -37,8 +37,11 @@ def status(report: Any, verbose: bool) -> tuple[str, str, tuple[str, dict[str, b
         return "inconclusive", "i", (word, {"yellow": True})
     if report.failed:
         return "failed", "F", (word, {"red": True})
+    if report.outcome not in ("passed", "skipped"):
+        return None  # such as "rerun", which is another plugin's
     if report.skipped:
-        letter = {Verdict.UNSTATED: "u", Verdict.CHANGED: "c", Verdict.WORSE: "c", Verdict.BETTER: "c"}.get(verdict, "s")
+        letters = {Verdict.UNSTATED: "u", Verdict.CHANGED: "c", Verdict.WORSE: "c", Verdict.BETTER: "c"}
+        letter = letters.get(verdict, "s")
         return "skipped", letter, (word, {"yellow": True})
     return "passed", ".", (word, {"green": True})
 
@@ -49,12 +52,19 @@ class Summary:
     def __init__(self, require: Sequence[str]) -> None:
         self._require = tuple(require)
         self.results: dict[str, dict[str, Any]] = {}
+        self._by_worker: dict[str, dict[str, dict[str, Any]]] = {}
 
     def add(self, report: Any) -> None:
         """Take a report's verdict, if it carries one."""
         data = getattr(report, REPORT_KEY, None)
-        if data is not None:
-            self.results[data["nodeid"]] = data
+        if data is None:
+            return
+        # Under --dist=each several workers judge the same claim: the worst of them is told.
+        worker = getattr(getattr(getattr(report, "node", None), "gateway", None), "id", "")
+        before = self._by_worker.get(data["nodeid"], {})
+        before[worker] = data
+        self._by_worker[data["nodeid"]] = before
+        self.results[data["nodeid"]] = min(before.values(), key=lambda one: Verdict(one["verdict"]).severity)
 
     def missed(self) -> dict[str, list[str]]:
         """Reasons of NOT_EVALUATED that ``--gpuguard-require`` insists on, with their texts."""

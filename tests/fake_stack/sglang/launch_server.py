@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 MODE = os.environ.get("FAKE_SGLANG", "ready")
 DELAY = float(os.environ.get("FAKE_SGLANG_DELAY", "0.02"))
-WORDS = "alpha beta gamma delta".split()
+WORDS = ["alpha", "beta", "gamma", "delta"]
 
 
 def log(message, rank=""):
@@ -27,7 +27,9 @@ def log(message, rank=""):
 
 def die(*traceback):
     log("Scheduler hit an exception: Traceback (most recent call last):")
-    sys.stderr.write('  File "/opt/venv/lib/python3.11/site-packages/sglang/srt/managers/scheduler.py", line 1, in run\n')
+    sys.stderr.write(
+        '  File "/opt/venv/lib/python3.11/site-packages/sglang/srt/managers/scheduler.py", line 1, in run\n'
+    )
     for line in traceback:
         sys.stderr.write(line + "\n")
     sys.stderr.write("\n")
@@ -91,7 +93,14 @@ class Handler(BaseHTTPRequestHandler):
                     "max_total_num_tokens": self.tokens,
                     "version": "0.5.23",
                     "internal_states": [
-                        {"memory_usage": {"weight": 1.5, "kvcache": 2.0, "graph": {"decode": 0.25}, "token_capacity": self.tokens}}
+                        {
+                            "memory_usage": {
+                                "weight": 1.5,
+                                "kvcache": 2.0,
+                                "graph": {"decode": 0.25},
+                                "token_capacity": self.tokens,
+                            }
+                        }
                     ],
                 }
             )
@@ -102,7 +111,9 @@ class Handler(BaseHTTPRequestHandler):
         if self.path != "/generate":
             return self.reply({"error": "not found"}, 404)
         if MODE == "runtime_oom":
-            die("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 94.97 GiB")
+            die(
+                "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 94.97 GiB"
+            )
         if MODE == "blocks":
             time.sleep(3600)
         count = int(body.get("sampling_params", {}).get("max_new_tokens", 4))
@@ -138,7 +149,9 @@ def main():
         sys.stderr.buffer.write(b"\xff\xfe\x80 not utf-8 \xc3\x28\n")
         sys.stderr.buffer.write(b"x" * (1 << 20) + b"\n")
         for i in range(20):
-            sys.stderr.write(f"Loading safetensors checkpoint shards: {i * 5}% Completed | {i}/20 [00:0{i % 10}<00:01]\r")
+            sys.stderr.write(
+                f"Loading safetensors checkpoint shards: {i * 5}% Completed | {i}/20 [00:0{i % 10}<00:01]\r"
+            )
         sys.stderr.write("\n")
         sys.stderr.flush()
         log("Consider lowering --mem-fraction-static to avoid out of memory errors.")
@@ -174,7 +187,9 @@ def main():
     profiled = 1_000_000
     tokens = min(args.max_total_tokens, profiled)
     if args.max_total_tokens > profiled:
-        log(f"max_total_tokens={args.max_total_tokens} is larger than the profiled value {profiled}. Use the profiled value instead.")
+        log(
+            f"max_total_tokens={args.max_total_tokens} is larger than the profiled value {profiled}. Use the profiled value instead."
+        )
     log(f"KV Cache is allocated. dtype: torch.bfloat16, #tokens: {tokens}, K size: 1.00 GB, V size: 1.00 GB")
     log("Memory pool end. avail mem=90.50 GB")
     if args.flashinfer_allreduce_fusion_backend and args.tensor_parallel_size > 1:
