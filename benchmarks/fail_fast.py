@@ -161,11 +161,12 @@ def measure(
     return Sample(harness, watcher.seen, told["noticed"], told["told"])
 
 
-def measure_theirs(stack: Path, overlay: Path, folder: Path, port: int) -> Sample:
+def measure_theirs(stack: Path, overlay: Path, folder: Path, port: int, offline: bool) -> Sample:
     """Boot under `popen_launch_server`.
 
-    With HF_HUB_OFFLINE=1 it would take a failed boot for a missing download and boot a second time, so it gets the
-    variable unset; the model is a local folder. In CI mode it would check a model cache first: also unset.
+    With HF_HUB_OFFLINE=1 it takes a failed boot for a missing download and boots a second time. Unless ``offline`` asks
+    for that, it gets the variable unset; the model is a local folder. In CI mode it would check a model cache first:
+    also unset.
     """
     python = stack / "venv" / "bin" / "python"
     script = folder / "their_harness.py"
@@ -181,8 +182,9 @@ def measure_theirs(stack: Path, overlay: Path, folder: Path, port: int) -> Sampl
     ]
     path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"  # it starts the server as `sglang serve`
     watcher = LogWatcher(lambda: folder / "output.log" if (folder / "output.log").exists() else None)
+    hub = "1" if offline else None
     return measure(
-        "popen_launch_server", command, watcher, folder, PATH=path, HF_HUB_OFFLINE=None, CI=None, SGLANG_IS_IN_CI=None
+        "popen_launch_server", command, watcher, folder, PATH=path, HF_HUB_OFFLINE=hub, CI=None, SGLANG_IS_IN_CI=None
     )
 
 
@@ -243,6 +245,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--only", choices=("theirs", "ours"), help="measure one harness alone")
     parser.add_argument("--port", type=int, default=18950, help="port for their servers (ours finds its own)")
+    parser.add_argument("--offline", action="store_true", help="HF_HUB_OFFLINE=1, as on a runner without network")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the samples here")
     options = parser.parse_args()
     stack = options.stack.absolute()
@@ -259,7 +262,10 @@ def main() -> None:
                 folder = Path(scratch) / name
                 folder.mkdir()
                 theirs = name == "theirs"
-                sample = measure_theirs(stack, overlay, folder, options.port) if theirs else measure_ours(stack, folder)
+                if theirs:
+                    sample = measure_theirs(stack, overlay, folder, options.port, options.offline)
+                else:
+                    sample = measure_ours(stack, folder)
                 print(f"pair {pair + 1}: {sample.harness} {sample.delay_s:.2f} s ({sample.told})", flush=True)
                 samples.append(sample)
     report(samples)

@@ -146,7 +146,7 @@ class BootPool:
         Raises LeaseFailed, OSError; whatever is raised, nothing is held or left running.
         """
         for live in list(self._live):
-            if live not in keep or not live.observation.ready:
+            if live not in keep or live.boot is None or not live.boot.alive or not live.observation.ready:
                 self.stop(live, keep=live in keep)
         held: list[Any] = []
         boot: Boot | None = None

@@ -169,7 +169,7 @@ class Session:
 
 
 def _stamps(python: str, package: str) -> list[list[object]]:
-    """Size and time of the installed files that declare the engine's flags; empty when they are not where pip puts them."""
+    """Size and time of the installed files that declare the engine's flags; empty when pip did not put them there."""
     roots = Path(python).parent.parent.glob(f"lib/python3*/site-packages/{package}")
     files = [
         file

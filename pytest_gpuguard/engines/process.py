@@ -335,7 +335,7 @@ def _open_log(path: Path) -> int:
     """A descriptor that appends to the log; its folder is made. Raises LogNotWritable."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
     except OSError as error:
         raise LogNotWritable(
             error.errno,

@@ -65,6 +65,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     args = None
     tokens = 0
+    asked = 0
 
     def log_message(self, *words):
         pass
@@ -114,6 +115,12 @@ class Handler(BaseHTTPRequestHandler):
             die(
                 "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 94.97 GiB"
             )
+        if MODE == "vanish":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if MODE == "flaky":
+            Handler.asked += 1
+            if Handler.asked == 3:
+                return self.reply({"error": "internal"}, 500)
         if MODE == "blocks":
             time.sleep(3600)
         count = int(body.get("sampling_params", {}).get("max_new_tokens", 4))
@@ -155,8 +162,25 @@ def main():
         sys.stderr.write("\n")
         sys.stderr.flush()
         log("Consider lowering --mem-fraction-static to avoid out of memory errors.")
-    if MODE == "rejected":
-        log("Init torch distributed begin.")
+    if MODE == "stubborn":  # fails, prints it, and stays
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        log("Load weight end. elapsed=0.01 s, type=LlamaForCausalLM, avail mem=92.50 GB, mem usage=1.50 GB.")
+        log("Scheduler hit an exception: Traceback (most recent call last):")
+        sys.stderr.write(
+            "ValueError: Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=0.1.\n"
+        )
+        sys.stderr.flush()
+        time.sleep(3600)
+    if MODE == "burst":
+        for number in range(40000):
+            sys.stderr.write(f"a line of no meaning, number {number}, {'x' * 60}\n")
+        log("Load weight end. elapsed=0.01 s, type=LlamaForCausalLM, avail mem=92.50 GB, mem usage=1.50 GB.")
+        die("ValueError: Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=0.1.")
+    if MODE == "rank_died":
+        log(
+            "Rank 0 scheduler died during initialization (exit code: -9). If exit code is -9 (SIGKILL), a common cause is the OS OOM killer."
+        )
+        sys.exit(1)
     time.sleep(DELAY)
     log("Load weight begin. avail mem=94.00 GB")
     if MODE == "hang":
