@@ -104,8 +104,9 @@ class Runner:
             _skip(item, f"NOT_EVALUATED: {text}")
         fault = evaluation.fault() if evaluation.claim.serves is None else None
         if fault is not None:  # no boot will meet it: without this the body would run as if the needs were met
-            self._record_setup(item, Verdict.INFRA, *fault)
-            pytest.fail(f"INFRA: {fault[1]}", pytrace=False)
+            outcome, words = fault
+            self._record_setup(item, Verdict.INFRA, outcome, f"{outcome}: {words}")
+            pytest.fail(f"INFRA: {outcome}: {words}", pytrace=False)
 
     def _record_setup(
         self, item: pytest.Item, verdict: Verdict, outcome: str, fact: str, reason: str | None = None

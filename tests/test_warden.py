@@ -112,6 +112,7 @@ def test_an_interrupt_from_the_terminal_reaches_the_holder_only(tmp_path: Path, 
     process = holder(tmp_path, server(tmp_path, "plain"), mark)
     assert process.stdout is not None
     pid, warden_pid = map(int, process.stdout.readline().split())
+    assert process.stdout.readline() == "waiting\n"
     for _ in range(2):
         os.killpg(process.pid, signal.SIGINT)
         assert process.stdout.readline() == "interrupted\n"

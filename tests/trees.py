@@ -66,7 +66,7 @@ time.sleep(600)""",
 }
 
 _HOLDER = """
-import json, os, sys, time
+import json, os, signal, sys, time
 from pytest_gpuguard.engines.process import ServerProcess
 argv, log, mode = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3]
 server = ServerProcess.start(argv, {**os.environ, "IN_TREE": "1"}, None, log)
@@ -79,11 +79,10 @@ if mode == "exit":
 if mode == "late-exit":
     time.sleep(0.5)
     sys.exit(0)
+signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
+print("waiting", flush=True)
 while True:
-    try:
-        time.sleep(600)
-    except KeyboardInterrupt:
-        print("interrupted", flush=True)
+    time.sleep(600)
 """
 
 
