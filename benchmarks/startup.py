@@ -8,6 +8,7 @@ Pairs are interleaved, each run is a process of its own; prints the median diffe
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -17,10 +18,14 @@ import time
 COMMAND = [sys.executable, "-m", "pytest", "--co", "-q", "-p", "no:cacheprovider"]
 
 
+#: Bytecode may be written, as on an installed plugin: compiling anew in every run is not what is measured.
+ENV = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 def once(folder: str, *options: str) -> float:
     """Seconds of one run."""
     started = time.perf_counter()
-    done = subprocess.run([*COMMAND, *options], cwd=folder, capture_output=True, check=False)
+    done = subprocess.run([*COMMAND, *options], cwd=folder, capture_output=True, check=False, env=ENV)
     elapsed = time.perf_counter() - started
     assert done.returncode == 5, done.stdout  # nothing collected
     return elapsed

@@ -29,3 +29,8 @@ MARKS: Final = frozenset(
         *(f"needs_sm{sm}" for sm in SMS),
     }
 )
+
+#: Reasons of NOT_EVALUATED that a runner should have met, and that ``--gpuguard-require`` may insist on.
+REQUIRABLE: Final = ("gpus", "driver", "cuda", "package", "models", "stack")
+#: Reasons that belong to another card, another window or the budget: never a fault of this runner.
+NOT_REQUIRABLE: Final = ("sm", "arch", "vram", "link", "window", "budget", "unmeasured", "skip", "engine")

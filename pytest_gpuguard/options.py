@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pytest
 
-from .claims.needs import NOT_REQUIRABLE, REQUIRABLE
 from .claims.units import parse_bytes, parse_duration
+from .names import NOT_REQUIRABLE, REQUIRABLE
 
 if TYPE_CHECKING:
     from pathlib import Path

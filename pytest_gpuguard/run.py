@@ -5,9 +5,7 @@ Judging happens while the call phase is still running, so that ``--pdb`` stops e
 
 from __future__ import annotations
 
-import inspect
 import os
-import re
 from collections.abc import Callable, Generator, Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +25,7 @@ from .evaluate import BootFailed, Evaluation
 from .report.payload import REPORT_KEY, payload
 from .report.progress import ProgressLine
 from .session import Session
+from .terms import XFAIL, body_of, drop_xfail, finish, one_line, skip
 from .timeouts import TIMER, ClaimTimeout
 
 if TYPE_CHECKING:
@@ -43,11 +42,6 @@ SKIP_BODY: Final = pytest.StashKey[bool]()
 IN_CALL: Final = pytest.StashKey[bool]()
 #: Why a server that the body asked for cannot be booted here: what the test is then counted by.
 SKIPPED: Final = pytest.StashKey[str]()
-
-#: What pytest shows under "Captured …" for a claim.
-_SECTION: Final = "gpuguard"
-
-_XFAIL: Final = "xfail was added to a claim: it would also pass on a set-up error or another cause"
 
 
 class Runner:
@@ -90,18 +84,18 @@ class Runner:
         if CLAIM not in item.stash and GATE not in item.stash:
             return
         if CLAIM in item.stash and next(item.iter_markers("xfail"), None) is not None:
-            pytest.fail(_XFAIL, pytrace=False)
+            pytest.fail(XFAIL, pytrace=False)
         if self._share is not None:
             from .xdist import STOP
 
             if (self._share / STOP).exists():
-                _skip(item, "the run was stopped by a failure elsewhere")
+                skip(item, "the run was stopped by a failure elsewhere")
         evaluation = self.evaluation(item)
         unmet = evaluation.unmet()
         if unmet:
             text = "; ".join(one.text for one in unmet)
             self._record_setup(item, Verdict.NOT_EVALUATED, "none", text, unmet[0].kind)
-            _skip(item, f"NOT_EVALUATED: {text}")
+            skip(item, f"NOT_EVALUATED: {text}")
         fault = evaluation.fault() if evaluation.claim.serves is None else None
         if fault is not None:  # no boot will meet it: without this the body would run as if the needs were met
             outcome, words = fault
@@ -119,8 +113,8 @@ class Runner:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
         """Take off an xfail that a fixture has added, before pytest looks at it."""
-        if CLAIM in item.stash and _drop_xfail(item):
-            pytest.fail(_XFAIL, pytrace=False)
+        if CLAIM in item.stash and drop_xfail(item):
+            pytest.fail(XFAIL, pytrace=False)
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
@@ -150,7 +144,7 @@ class Runner:
             body = Body("not_run" if failed else "passed")
         except BaseException as raised:
             error = raised
-            body = self._body_of(raised, pyfuncitem)
+            body = body_of(raised, pyfuncitem, pyfuncitem.stash.get(SKIPPED, "skip"))
         finally:
             pyfuncitem.stash[IN_CALL] = False
             pyfuncitem.stash[SKIP_BODY] = False
@@ -158,15 +152,15 @@ class Runner:
             timer.pause()  # again: it may have struck just before the first
             if timer.expired:
                 body = Body("timeout", timer.message)
-        if _drop_xfail(pyfuncitem):
-            body, error = Body("error", _XFAIL), None
+        if drop_xfail(pyfuncitem):
+            body, error = Body("error", XFAIL), None
         if error is not None and isinstance(error, (KeyboardInterrupt, SystemExit, pytest.exit.Exception)):
             raise error
         judgements, observations = evaluation.judge(body)
         self._record(pyfuncitem, judgements, observations)
         if timer is not None:
             timer.start()  # fixtures are still to be torn down
-        self._finish(pyfuncitem, worst(judgements), claim, error)
+        finish(pyfuncitem, worst(judgements), claim, error, self.settings)
         return result if result is not None else True
 
     def _boot(self, item: pytest.Function, evaluation: Evaluation, claim: Claim) -> LiveBoot | None:
@@ -212,7 +206,7 @@ class Runner:
         unmet = evaluation.unmet_server(declared)
         if unmet:
             item.stash[SKIPPED] = unmet[0].kind
-            _skip(item, "; ".join(one.text for one in unmet))
+            skip(item, "; ".join(one.text for one in unmet))
         live = self._paused(
             item,
             lambda: evaluation.boot(
@@ -243,23 +237,6 @@ class Runner:
             if timer is not None:
                 timer.start()
 
-    def _body_of(self, raised: BaseException, item: pytest.Function) -> Body:
-        """Whose fault an exception that left the test's body is."""
-        said = _one_line(raised)
-        if isinstance(raised, ClaimTimeout):
-            return Body("timeout", said)
-        if isinstance(raised, BootFailed):
-            return Body("not_run", said)  # the judge has its observation
-        if isinstance(raised, pytest.skip.Exception):
-            return Body("skip", said, item.stash.get(SKIPPED, "skip"))
-        if isinstance(raised, pytest.xfail.Exception):
-            return Body("error", f"pytest.xfail() was called in a claim: {said}")
-        if inspect.iscoroutinefunction(item.obj) and isinstance(raised, pytest.fail.Exception):
-            return Body("error", said)  # pytest cannot run it without a plugin for async tests
-        if isinstance(raised, (AssertionError, pytest.fail.Exception)):
-            return Body("assertion", said)
-        return Body("error", said)
-
     # ------------------------------------------------------------------------------------------------------ verdict
 
     def _record(self, item: pytest.Item, judgements: tuple[Judgement, ...], observations: list[Observation]) -> None:
@@ -270,26 +247,6 @@ class Runner:
         for name in ("verdict", "outcome", "fact", "expectation", "reason", "stack", "phase", "log"):
             if data.get(name):
                 item.user_properties.append((f"gpuguard_{name}", data[name]))
-
-    def _finish(self, item: pytest.Item, judgement: Judgement, claim: Claim, error: BaseException | None) -> None:
-        """Turn the verdict that decides into pytest's terms: return, skip or fail."""
-        verdict = judgement.verdict
-        text = f"{verdict}: {judgement.expectation}: {judgement.fact}"
-        if verdict is Verdict.HOLDS:
-            return
-        if claim.about.hearsay or verdict in (Verdict.NOT_EVALUATED, Verdict.UNSTATED):
-            _skip(item, text)
-        if verdict is Verdict.INCONCLUSIVE and not self.settings.strict:
-            _skip(item, text)
-        kinds = {Verdict.WORSE: "worse", Verdict.CHANGED: "changed", Verdict.BETTER: "better"}
-        if verdict in kinds and kinds[verdict] not in self.settings.fail_on:
-            _skip(item, f"{text} (not in --gpuguard-fail-on)")
-        detail = "\n".join(f"  {line}" for line in judgement.details)
-        if error is not None and not isinstance(error, (BootFailed, ClaimTimeout, pytest.skip.Exception)):
-            # The body's own exception is where a debugger should stand; the verdict goes beside it.
-            item.add_report_section("call", _SECTION, f"{text}\n{detail}" if detail else text)
-            raise error
-        pytest.fail(f"{text}\n{detail}" if detail else text, pytrace=False)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -316,7 +273,7 @@ class Runner:
         self, item: pytest.Item, claim: Claim, call: pytest.CallInfo[None], report: pytest.TestReport
     ) -> dict[str, Any]:
         """The payload of a claim that never reached the judge: a set-up error, a skip mark, an interrupt."""
-        said = _one_line(call.excinfo.value) if call.excinfo is not None else "no reason given"
+        said = one_line(call.excinfo.value) if call.excinfo is not None else "no reason given"
         skipped = report.skipped
         judgement = Judgement(
             " / ".join(one.label for one in claim.expectations),
@@ -411,26 +368,6 @@ class BodyGate:
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> object | None:
         """Claim that the body was run."""
         return True if pyfuncitem.stash.get(SKIP_BODY, False) else None
-
-
-def _skip(item: pytest.Item, reason: str) -> None:
-    """Skip with the test's own place as the location."""
-    raise pytest.skip.Exception(reason, _use_item_location=True)
-
-
-def _drop_xfail(item: pytest.Item) -> bool:
-    """Remove xfail marks that were added to a claim while it ran; True when there were any."""
-    kept = [mark for mark in item.own_markers if mark.name != "xfail"]
-    dropped = len(kept) < len(item.own_markers)
-    item.own_markers[:] = kept
-    return dropped
-
-
-def _one_line(error: BaseException) -> str:
-    text = re.sub(r"\s+", " ", str(error)).strip() or type(error).__name__
-    named = text if isinstance(error, (AssertionError, pytest.fail.Exception, pytest.skip.Exception)) else ""
-    text = named or f"{type(error).__name__}: {text}"
-    return text if len(text) <= 200 else text[:199] + "…"
 
 
 def worker_share(config: pytest.Config) -> Path | None:

@@ -10,8 +10,9 @@ import pytest
 from pytest_gpuguard.claims.architectures import SM_ARCHITECTURES
 from pytest_gpuguard.claims.errors import ClaimError
 from pytest_gpuguard.claims.markers import needs_arch, needs_gpus, needs_package, needs_sm, needs_sm120, needs_sm121
-from pytest_gpuguard.claims.needs import NOT_REQUIRABLE, REQUIRABLE, Needs, Unmet, check_needs, select_gpus, vram_needs
+from pytest_gpuguard.claims.needs import Needs, Unmet, check_needs, select_gpus, vram_needs
 from pytest_gpuguard.facts.gpu import Gpu, GpuMemory, Rig, arch_of
+from pytest_gpuguard.names import NOT_REQUIRABLE, REQUIRABLE
 from tests.laws import given, st
 
 MIB = 1 << 20

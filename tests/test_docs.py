@@ -14,9 +14,10 @@ from pytest_gpuguard.claims.claim import Claim
 from pytest_gpuguard.claims.expect import Fits
 from pytest_gpuguard.claims.judgement import Judgement, Verdict
 from pytest_gpuguard.claims.markers import MARKERS
-from pytest_gpuguard.claims.needs import NOT_REQUIRABLE, REQUIRABLE, Needs
+from pytest_gpuguard.claims.needs import Needs
 from pytest_gpuguard.claims.observation import MemoryTable
 from pytest_gpuguard.claims.outcome import OUTCOMES, PHASES
+from pytest_gpuguard.names import NOT_REQUIRABLE, REQUIRABLE
 from pytest_gpuguard.report.payload import payload
 
 ROOT = Path(__file__).parents[1]

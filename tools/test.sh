@@ -7,4 +7,4 @@ source tools/common.sh
 
 ensure_venv test
 ensure_cpu_stack
-exec .venv/bin/python -m pytest "$@"
+exec .venv/bin/python -m pytest -n logical --maxprocesses=4 "$@"

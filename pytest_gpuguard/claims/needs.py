@@ -16,11 +16,6 @@ from .errors import ClaimError
 from .units import GIB, parse_bytes
 from .window import satisfies
 
-#: Reasons that a runner should have met and that ``--gpuguard-require`` may insist on.
-REQUIRABLE: Final = ("gpus", "driver", "cuda", "package", "models", "stack")
-#: Reasons that belong to another card, another window or the budget: never a fault of this runner.
-NOT_REQUIRABLE: Final = ("sm", "arch", "vram", "link", "window", "budget", "unmeasured", "skip", "engine")
-
 _LEVELS: Final = ("INTERNAL", "PIX", "PXB", "PHB", "NODE", "SYS")
 LINKS: Final = ("nvlink", "pcie", "pix")
 
