@@ -1,0 +1,70 @@
+"""One boot, watched directly: what the kernel and the clock say beside the log."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+
+import pytest
+
+from pytest_gpuguard.claims.observation import Observation
+from pytest_gpuguard.engines import boot as boot_module
+from pytest_gpuguard.engines.base import BootSpec
+from pytest_gpuguard.engines.boot import Boot, Limits
+from pytest_gpuguard.engines.sglang import SGLang
+from pytest_gpuguard.facts.lease import Lease, PortRange
+from pytest_gpuguard.lease.ports import lease_ports
+
+
+def observe(python: Path, model: Path, folder: Path, mode: str, *flags: str) -> tuple[Observation, float]:
+    """The observation of one boot of the stand-in, and the epoch seconds at which it was made."""
+    with lease_ports() as ports:
+        spec = BootSpec("sglang", "fake", str(python), str(model), flags, (("FAKE_SGLANG", mode),))
+        lease = Lease((), (), PortRange(ports.base, ports.size), "here", "test")
+        boot = Boot(spec, SGLang(), lease, folder / "server.log", Limits(stall_s=60, grace_s=0.2), fds=ports.fds)
+        try:
+            return boot.run(), time.time()
+        finally:
+            boot.stop()
+
+
+@pytest.mark.parametrize(("struck", "outcome"), [(True, "oom.host"), (False, "indeterminate.peer_died")])
+def test_only_the_kernel_says_that_it_was_the_oom_killer(
+    fake_python: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, struck: bool, outcome: str
+) -> None:
+    counts = itertools.count() if struck else itertools.repeat(7)
+    monkeypatch.setattr(boot_module, "_oom_kills", lambda: next(counts))
+    observation, _ = observe(fake_python, model, tmp_path, "rank_died")
+    assert observation.outcome == outcome
+
+
+def test_the_kernel_counts_its_kills() -> None:
+    kills = boot_module._oom_kills()
+    assert kills is None or kills >= 0
+
+
+@pytest.mark.parametrize("mode", ["kv_pool", "stubborn"])
+def test_a_failure_is_judged_at_once(fake_python: Path, model: Path, tmp_path: Path, mode: str) -> None:
+    observation, made = observe(fake_python, model, tmp_path, mode)
+    assert observation.outcome == "oom.kv_pool"
+    assert observation.decisive is not None
+    assert made - (tmp_path / "server.log").stat().st_mtime < 5  # 0.1 s as a rule; the goal is 0.5 s
+
+
+def test_a_server_on_every_address_is_asked_on_loopback(fake_python: Path, model: Path, tmp_path: Path) -> None:
+    observation, _ = observe(fake_python, model, tmp_path, "ready", "--host", "0.0.0.0")
+    assert observation.ready
+
+
+@pytest.mark.parametrize(
+    ("flags", "url"),
+    [
+        ((), "http://127.0.0.1:7"),
+        (("--host", "::"), "http://[::1]:7"),
+        (("--host", "10.0.0.3"), "http://10.0.0.3:7"),
+        (("--ssl-certfile", "x.pem"), "https://127.0.0.1:7"),
+    ],
+)
+def test_where_a_server_is_asked(flags: tuple[str, ...], url: str) -> None:
+    assert boot_module._url(flags, 7) == url
