@@ -15,11 +15,13 @@ from pytest_gpuguard.engines.boot import Boot, Limits
 from pytest_gpuguard.engines.sglang import SGLang
 from pytest_gpuguard.facts.lease import Lease, PortRange
 from pytest_gpuguard.lease.ports import lease_ports
+from tests.conftest import own_ports
 
 
 def observe(python: Path, model: Path, folder: Path, mode: str, *flags: str) -> tuple[Observation, float]:
     """The observation of one boot of the stand-in, and the epoch seconds at which it was made."""
-    with lease_ports() as ports:
+    first, last = map(int, own_ports().split("-"))
+    with lease_ports(first, last) as ports:
         spec = BootSpec("sglang", "fake", str(python), str(model), flags, (("FAKE_SGLANG", mode),))
         lease = Lease((), (), PortRange(ports.base, ports.size), "here", "test")
         boot = Boot(spec, SGLang(), lease, folder / "server.log", Limits(stall_s=60, grace_s=0.2), fds=ports.fds)

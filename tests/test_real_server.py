@@ -21,6 +21,9 @@ STACK = Path(os.environ.get("GPUGUARD_CPU_STACK") or ROOT / ".cpu-stack")
 
 pytestmark = [pytest.mark.real_server, pytest.mark.timeout(900)]
 
+#: Apart from those of the other tests, whose locks lie in folders of their own.
+PORTS = "26240-28095"
+
 RECORD = """
 import json
 def pytest_runtest_logreport(report):
@@ -48,7 +51,7 @@ def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(*args: str) -> dict[str, dict[str, Any]]:
         env = {**os.environ, "PYTHONPATH": str(tmp_path), "GPUGUARD_CPU_STACK": str(STACK)}
         command = [sys.executable, "-m", "pytest", "-p", "gpuguard_record", "-p", "no:cacheprovider", *args]
-        command += ["--gpuguard-log-dir", str(tmp_path / "logs")]
+        command += ["--gpuguard-log-dir", str(tmp_path / "logs"), "--gpuguard-ports", PORTS]
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=850, check=False)
         sys.stdout.write(done.stdout + done.stderr)
         found = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
@@ -123,7 +126,7 @@ def test_kill_9_of_pytest_leaves_nothing_of_a_real_boot(tmp_path: Path) -> None:
     """At a moment when SGLang has started its processes, which a TERM to its main process would orphan."""
     env = {**os.environ, "GPUGUARD_CPU_STACK": str(STACK)}
     command = [sys.executable, "-m", "pytest", "suites/cpu", "-k", "test_a_tiny_model_fits", "-p", "no:cacheprovider"]
-    command += ["--gpuguard-log-dir", str(tmp_path)]
+    command += ["--gpuguard-log-dir", str(tmp_path), "--gpuguard-ports", PORTS]
     with subprocess.Popen(
         command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     ) as holder:
