@@ -6,7 +6,7 @@ Runs for every test of every project that has us installed, so a test without ou
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any, Final
 
 import pytest
@@ -21,9 +21,11 @@ from .claims.needs import Needs
 #: A test that carries an expectation, and a test that is only gated by needs.
 CLAIM: Final = pytest.StashKey[Claim]()
 GATE: Final = pytest.StashKey[Needs]()
+_EXTRA: Final = pytest.StashKey[tuple[pytest.MarkDecorator, ...]]()
 
+#: Fixtures by which a test's body gets at its claim's server.
+_SERVER: Final = frozenset({"server", "gpuguard_server"})
 _MISSPELT_CUTOFF: Final = 0.75
-_ARCH_MARKS: dict[str, pytest.MarkDecorator] = {}
 
 
 class Collector:
@@ -32,8 +34,7 @@ class Collector:
     def __init__(self, config: pytest.Config) -> None:
         registered = {str(line).partition(":")[0].partition("(")[0].strip() for line in config.getini("markers")}
         self._known = registered | set(MARKERS)
-        self._built: dict[Any, Claim | Needs | None] = {}
-        self._normal: dict[Any, pytest.MarkDecorator | None] = {}
+        self._built: dict[Any, tuple[Claim | Needs | None, tuple[pytest.MarkDecorator, ...]]] = {}
         self._modules: dict[Any, bool] = {}
         self.claims = 0
         self.found = 0
@@ -86,13 +87,15 @@ class Collector:
             raise ClaimError("claims are plain test functions; a unittest method cannot carry one")
         try:
             key = tuple(map(_key, ours))
-            built = self._built.get(key, key)
-        except TypeError:
-            key, built = (), ()
-        if built is key:
-            built = _build(item, ours)
+            found = self._built.get(key)
+        except TypeError:  # an unhashable argument, such as env={...}
+            key, found = (), None
+        if found is None:
+            value = _build(item, ours)
+            found = (value, _extra_marks(value, ours))
             if key:
-                self._built[key] = built
+                self._built[key] = found
+        built, item.stash[_EXTRA] = found
         if isinstance(built, Claim):
             if any(mark.name == "xfail" for mark in marks):
                 raise ClaimError(
@@ -130,34 +133,41 @@ class Collector:
             raise ClaimError(f"@{name} is no mark that is known; did you mean {near[0]!r}?")
         self._known.add(name)
 
-    def add_marks(self, items: list[pytest.Item]) -> None:
+    @staticmethod
+    def add_marks(items: list[pytest.Item]) -> None:
         """Add architecture marks, and keyword twins of positional arguments, so that ``-m`` can select by them."""
         for item in items:
-            claim = item.stash.get(CLAIM, None)
-            needs = claim.needs if claim is not None else item.stash.get(GATE, None)
-            if needs is None:
-                continue
-            if needs.sms or needs.archs:
-                for arch in architectures(needs):
-                    item.add_marker(_ARCH_MARKS.setdefault(arch, getattr(pytest.mark, arch)))
-            for mark in list(item.iter_markers()):
-                if mark.args and mark.name in MARKERS:
-                    twin = self._keyword_twin(mark)
-                    if twin is not None:
-                        item.add_marker(twin)
+            for mark in item.stash.get(_EXTRA, ()):
+                item.add_marker(mark)
 
-    def _keyword_twin(self, mark: pytest.Mark) -> pytest.MarkDecorator | None:
-        try:
-            key = _key(mark)
-            if key in self._normal:
-                return self._normal[key]
-        except TypeError:
-            return None
-        arguments = MARKERS[mark.name].bind(mark)
+
+def _extra_marks(built: Claim | Needs | None, ours: list[pytest.Mark]) -> tuple[pytest.MarkDecorator, ...]:
+    """The marks to add to a test: its architectures, and its positional arguments by keyword."""
+    needs = built.needs if isinstance(built, Claim) else built or Needs()
+    extra = [getattr(pytest.mark, arch) for arch in architectures(needs)]
+    for mark in ours:
+        arguments = MARKERS[mark.name].bind(mark) if mark.args else {}
         simple = {name: value for name, value in arguments.items() if not isinstance(value, tuple)}
-        twin = getattr(pytest.mark, mark.name)(**simple) if simple else None
-        self._normal[key] = twin
-        return twin
+        extra += [getattr(pytest.mark, mark.name)(**simple)] if simple else []
+    return tuple(extra)
+
+
+def ordered(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The same items with equal servers side by side: those that only observe first, then those that use theirs."""
+    keys: dict[int, Hashable] = {}  # equal marks share one claim, so few keys are ever made
+    first: dict[Hashable, int] = {}
+    places: list[tuple[int, bool, int]] = []
+    for position, item in enumerate(items):
+        claim = item.stash.get(CLAIM, None)
+        if claim is None or claim.serves is None:
+            places.append((position, False, position))
+            continue
+        if id(claim) not in keys:
+            keys[id(claim)] = (*claim.serves.identity, claim.gpus)
+        start = first.setdefault(keys[id(claim)], position)
+        uses = not _SERVER.isdisjoint(getattr(item, "fixturenames", ()))
+        places.append((start, uses, position))
+    return [items[position] for _, _, position in sorted(places)]
 
 
 def _build(item: pytest.Item, marks: list[pytest.Mark]) -> Claim | Needs | None:
@@ -200,9 +210,11 @@ def _key(mark: pytest.Mark) -> tuple[Any, ...]:
 
 
 def _is_unittest(item: pytest.Item) -> bool:
+    owner = getattr(item, "cls", None)
+    if owner is None:
+        return False
     import unittest
 
-    owner = getattr(item, "cls", None)
     return isinstance(owner, type) and issubclass(owner, unittest.TestCase)
 
 

@@ -5,7 +5,7 @@ The test's own code runs between ``boot`` and ``judge``; what it did comes in as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
@@ -367,14 +367,4 @@ def _as_if_well(rig: Rig, sms: Sequence[str]) -> Rig:
 
 def share_key(serves: Serves, gpus: int, ref: StackRef) -> Hashable:
     """What two claims must have in common to share a boot."""
-    env: Mapping[str, str] = serves.env
-    return (
-        ref.python,
-        serves.engine,
-        serves.model,
-        serves.flags,
-        str(serves.layout),
-        tuple(sorted(env.items())),
-        serves.wrapper,
-        gpus,
-    )
+    return (ref.python, *serves.identity, gpus)

@@ -202,7 +202,9 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     if manager.collector is not None:
         manager.collector.add_marks(items)
         if manager.collector.shared:
-            items[:] = manager.runner.ordered(items)
+            from .collect import ordered
+
+            items[:] = ordered(items)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -223,7 +225,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
     """Rig and stack, before the first claim runs; with ``-v`` the layouts too. ``--collect-only`` asks nothing."""
     manager = config.stash[MANAGER]
-    if manager.collector is None or not manager.collector.claims:
+    quiet = config.option.collectonly and config.option.verbose <= 0
+    if manager.collector is None or not manager.collector.claims or quiet:
         return []
     from .report.header import header
 

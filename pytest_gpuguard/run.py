@@ -312,24 +312,6 @@ class Runner:
         """Count the servers that the selected claims declare."""
         self.session.pool.expect(key for key in map(self._key, items) if key is not None)
 
-    def ordered(self, items: list[pytest.Item]) -> list[pytest.Item]:
-        """The same items with equal servers side by side: those that only observe first, then those that use it."""
-        keys = {item: self._key(item) for item in items}
-        first: dict[Hashable, int] = {}
-        for position, item in enumerate(items):
-            if keys[item] is not None:
-                first.setdefault(keys[item], position)
-
-        def place(entry: tuple[int, pytest.Item]) -> tuple[int, bool, int]:
-            position, item = entry
-            key = keys[item]
-            if key is None:
-                return (position, False, position)
-            uses = bool({"server", "gpuguard_server"} & set(getattr(item, "fixturenames", ())))
-            return (first[key], uses, position)
-
-        return [item for _, item in sorted(enumerate(items), key=place)]
-
     @contextmanager
     def leased_gpus(self, item: pytest.Item) -> Iterator[tuple[Gpu, ...]]:
         """GPUs for a test that boots no server. Raises LeaseFailed."""

@@ -45,6 +45,12 @@ class Serves:
         """GPUs that the server will really use."""
         return 0 if self.on_cpu else self.resolved_layout.gpus
 
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Equal for servers that are declared alike; how long they may take to boot makes no difference."""
+        env = tuple(sorted(self.env.items()))
+        return (self.engine, self.model, self.flags, str(self.layout), env, self.wrapper)
+
     def describe(self) -> str:
         """One line as a person would type it."""
         words = shlex.join([self.model, *self.flags])
