@@ -46,7 +46,6 @@ class LiveBoot:
     touched: bool = False
     shared: bool = True
     held: list[Any] = field(default_factory=list)
-    leak: str | None = None
 
     @property
     def usable(self) -> bool:
@@ -174,17 +173,16 @@ class BootPool:
             boot, live.boot = live.boot, None
             try:
                 boot.stop()
-                live.leak = self._leak(boot)
+                leak = self._leak(boot)
             except Exception as error:
-                live.leak = f"{live.spec.model} could not be stopped cleanly: {error}"
+                leak = f"{live.spec.model} could not be stopped cleanly: {error}"
             finally:
                 for one in live.held:
                     one.release()
                 live.held = []
-        if live.leak is not None:
-            live.observation = replace(live.observation, leak=live.leak)
-            self._leaks.append(live.leak)
-            live.leak = None
+            if leak is not None:
+                live.observation = replace(live.observation, leak=leak)
+                self._leaks.append(leak)
         if not keep and live in self._live:
             self._live.remove(live)
 

@@ -14,6 +14,8 @@ from typing import Final
 from .errors import ClaimError
 
 _TOKEN = re.compile(r"^([A-Za-z]+)(\d+)$")
+#: What argparse takes for a value although it begins with a dash.
+NEGATIVE_NUMBER: Final = re.compile(r"^-(?:\d+(?:_\d+)*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?$")
 _NAMES: Final = ("TP", "DP", "EP", "PP")
 
 #: Every spelling of the parallel sizes in any release.
@@ -121,15 +123,24 @@ def parse_layout(text: str) -> Layout:
 
 
 def flag_value(argv: Sequence[str], names: Sequence[str]) -> str | None:
-    """The value given to the last of these flags, ``--tp 8`` or ``--tp=8``; None when it is not given."""
+    """The value given to the last of these flags, ``--tp 8`` or ``--tp=8``; None when it is not given.
+
+    As argparse reads it: another flag is no value, a negative number or words with a space are; nothing counts after a
+    bare ``--``. Names are exact.
+    """
     found = None
     for position, word in enumerate(argv):
+        if word == "--":
+            break
         name, equals, value = word.partition("=")
-        if name in names:
-            if equals:
-                found = value
-            elif position + 1 < len(argv):
-                found = argv[position + 1]
+        if name not in names:
+            continue
+        if equals:
+            found = value
+        elif position + 1 < len(argv):
+            following = argv[position + 1]
+            if not following.startswith("-") or NEGATIVE_NUMBER.match(following) or " " in following:
+                found = following
     return found
 
 
@@ -139,6 +150,8 @@ def sizes_from_flags(argv: Sequence[str]) -> dict[str, int]:
     for name, spellings in SIZE_FLAGS.items():
         value = flag_value(argv, spellings)
         if value is None:
+            if any(word in spellings for word in argv):
+                raise ClaimError(f"{spellings[0]} has no value, which is not a count of ranks")
             continue
         if not value.isdecimal() or int(value) < 1:
             raise ClaimError(f"{spellings[0]} {value!r} is not a count of ranks")

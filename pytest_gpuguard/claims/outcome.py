@@ -70,13 +70,3 @@ OUTCOMES: Final = frozenset({READY, STARTING}) | STACK_FAILURES | HOST_FAULTS | 
 #: ``ooms(phase)`` → the outcome that satisfies it.
 OOM_PHASES: Final = ("weights", "kv_pool", "graph_capture", "runtime", "host")
 GPU_OOM_PHASES: Final = ("weights", "kv_pool", "graph_capture", "runtime")
-
-
-def is_stack_failure(outcome: str) -> bool:
-    """Whether the outcome is a failure of the stack under test."""
-    return outcome in STACK_FAILURES
-
-
-def is_host_fault(outcome: str) -> bool:
-    """Whether the outcome is a fault of the host, the harness or the test."""
-    return outcome in HOST_FAULTS

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
+from ..claims.layout import NEGATIVE_NUMBER
 from ..diagnose.data import package_json
 from ..diagnose.spellings import load_spellings
 
@@ -21,7 +22,6 @@ _ENTRY: Final = re.compile(r"^ {1,8}(?P<invocation>-\S.*)$")
 _INVOCATION_END: Final = re.compile(r" {2,}(?=\S)")
 _OPTION: Final = re.compile(r"-{1,2}[A-Za-z0-9][\w.-]*")
 _USAGE_OPTION: Final = re.compile(r"(?<![\w{,./=-])-{1,2}[A-Za-z][\w.-]*")
-_NEGATIVE_NUMBER: Final = re.compile(r"^-(?:\d+(?:_\d+)*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?$")
 _CHOICES: Final = re.compile(r"\{([^{}\n]*)\}")
 
 
@@ -191,7 +191,7 @@ def check_flags(argv: Sequence[str], known: FlagSet, releases: ReleaseTable) -> 
         name = word.split("=", 1)[0]
         if len(found) == 1:
             continue
-        if not found and (_NEGATIVE_NUMBER.match(word) or " " in word):
+        if not found and (NEGATIVE_NUMBER.match(word) or " " in word):
             continue
         facts = releases.flags.get(name)
         if facts is not None and facts.hidden and facts.ranges[-1][1] is None:
@@ -222,41 +222,3 @@ def _unknown(name: str, known: FlagSet, releases: ReleaseTable) -> str:
         where = releases.flags[elsewhere[0]].where()
         return f"{name} is a flag of no release; {elsewhere[0]} is one of {releases.engine} {where}"
     return f"{name} is a flag of no release of {releases.engine} from {releases.releases[0]} to {releases.releases[-1]}"
-
-
-def flag_value(argv: Sequence[str], *names: str) -> str | None:
-    """The value of a flag under any of its names, the last one given; None if it is absent or has no value.
-
-    Reads ``--flag value`` and ``--flag=value``. Names are exact, so an abbreviation must be passed as a name.
-    """
-    value: str | None = None
-    for index, word in enumerate(argv):
-        if word == "--":
-            break
-        name, equals, given = word.partition("=")
-        if name not in names:
-            continue
-        if equals:
-            value = given
-        elif index + 1 < len(argv):
-            following = argv[index + 1]
-            is_value = not following.startswith("-") or _NEGATIVE_NUMBER.match(following) or " " in following
-            value = following if is_value else value
-    return value
-
-
-def flag_int(argv: Sequence[str], *names: str) -> int | None:
-    """``flag_value`` as a whole number; raises ValueError, naming the flag, when it is none."""
-    value = flag_value(argv, *names)
-    if value is None:
-        return None
-    try:
-        return int(value)
-    except ValueError:
-        raise ValueError(f"{'/'.join(names)} takes a whole number, not {value!r}") from None
-
-
-def has_flag(argv: Sequence[str], *names: str) -> bool:
-    """Whether a flag is given under any of its names."""
-    before = list(argv[: argv.index("--")]) if "--" in argv else list(argv)
-    return any(word.split("=", 1)[0] in names for word in before)
