@@ -22,6 +22,7 @@ from .claims.outcome import HOST_FAULTS
 from .engines.base import BootSpec, Engine
 from .engines.boot import Boot, Limits, Progress
 from .facts.holders import describe_dirty
+from .facts.kernel import KernelWatch
 from .facts.lease import Lease, PortRange, UnsupportedPlatform
 
 if TYPE_CHECKING:
@@ -212,7 +213,14 @@ class BootPool:
             fds=[fd for one in held for fd in one.fds],
             on_progress=on_progress,
             used_bytes=(lambda: self._used(lease.uuids)) if lease.uuids else None,
+            kernel=self._kernel_watch(lease.uuids),
         )
+
+    def _kernel_watch(self, uuids: Sequence[str]) -> KernelWatch:
+        from .facts.xid_watch import XidWatch
+
+        buses = {uuid: self._session.rig.gpu(uuid).bus_id for uuid in uuids}
+        return KernelWatch(buses, events=XidWatch(uuids) if uuids else None)
 
     # -------------------------------------------------------------------------------------------------------- lease
 

@@ -1,6 +1,6 @@
 """The ``gpuguard`` command: what the plug-in knows, without a test run.
 
-Exit status: 0 done, 1 the answer is "no" (here: the host is broken), 2 usage or unreadable input.
+Exit status: 0 done, 1 the answer is "no" (the host is broken, a claim does not hold), 2 usage or unreadable input.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections.abc import Callable
+from typing import Any, Final
 
 import click
 
@@ -84,4 +86,202 @@ def facts(rig: RigChoice, stacks: list[tuple[str, str]], as_json: bool) -> None:
     if found.faults:
         for fault in found.faults:
             click.echo(f"host fault: {fault}", err=True)
+        raise SystemExit(1)
+
+
+def _signature_files(context: click.Context, parameter: click.Parameter, paths: tuple[str, ...]) -> Any:
+    from .diagnose.signatures import SignatureError, read_signature_files
+
+    try:
+        return read_signature_files(paths)
+    except SignatureError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+_LOG_OPTIONS: Final = (
+    click.option("--engine", type=click.Choice(["auto", "sglang", "vllm"]), default="auto", help="Whose log it is."),
+    click.option("--engine-version", metavar="VERSION", help="The engine's release, where the log does not say it."),
+    click.option("--flags", default="", metavar="FLAGS", help="The server's flags: tells what was asked."),
+    click.option("--server-info", metavar="FILE", help="The server's /server_info, saved as JSON."),
+    click.option("--gpus", type=click.IntRange(0), default=0, metavar="N", help="GPUs that the boot could have used."),
+    click.option(
+        "--signatures", multiple=True, callback=_signature_files, metavar="FILE", help="Failure signatures of your own."
+    ),
+)
+
+
+def _log_options(command: Callable[..., None]) -> Callable[..., None]:
+    for option in reversed(_LOG_OPTIONS):
+        command = option(command)
+    return command
+
+
+def _how(engine: str, engine_version: str | None, signatures: Any) -> Any:
+    from .logs import Reading
+
+    return Reading(None if engine == "auto" else engine, engine_version, signatures)
+
+
+def _known(flags: str, server_info: str | None, gpus: int) -> Any:
+    from .explain import beside
+
+    try:
+        return beside(flags, server_info, gpus)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+@main.command()
+@click.argument("logs", nargs=-1, required=True, metavar="LOG...")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per log, one per line (docs/diagnosis.md).")
+@click.option("--follow", is_flag=True, help="Follow one log while it grows, until the server has failed.")
+@_log_options
+def explain(
+    logs: tuple[str, ...],
+    as_json: bool,
+    follow: bool,
+    engine: str,
+    engine_version: str | None,
+    flags: str,
+    server_info: str | None,
+    gpus: int,
+    signatures: Any,
+) -> None:
+    """Say why a server failed, and what its memory looked like, from its log alone.
+
+    LOG is a file (also .gz), a folder of logs, or - for standard input. Exits 0 whatever the log says, 2 when a log
+    cannot be read; the others are explained nevertheless.
+    """
+    from .explain import explain as explained
+    from .logs import LogError, expand, read
+    from .report.explained import as_json as to_json
+    from .report.explained import plain, print_rich
+
+    how, known = _how(engine, engine_version, signatures), _known(flags, server_info, gpus)
+    if follow:
+        _follow(logs, how, known, as_json)
+        return
+    unread = 0
+    for log in expand(logs):
+        try:
+            if isinstance(log, LogError):
+                raise log
+            one = explained(log, read(log, how), known)
+        except LogError as error:
+            unread += 1
+            click.echo(str(error), err=True)
+            continue
+        if as_json:
+            click.echo(json.dumps(to_json(one)))
+        elif sys.stdout.isatty():
+            print_rich(one)
+        else:
+            click.echo(plain(one))
+    if unread:
+        raise SystemExit(2)
+
+
+def _follow(logs: tuple[str, ...], how: Any, known: Any, as_json: bool) -> None:
+    from .explain import explain as explained
+    from .logs import LogError, follow
+    from .report.explained import as_json as to_json
+    from .report.explained import plain, print_rich
+
+    if len(logs) != 1:
+        raise click.UsageError("--follow takes one log")
+    terminal = sys.stdout.isatty() and not as_json
+    last = None
+    try:
+        for reading, events in follow(logs[0], how):
+            last = reading
+            for event in events:
+                if as_json:
+                    continue
+                if event.kind == "progress" and terminal and event.progress is not None:
+                    done = event.progress
+                    click.echo(f"\r\x1b[2K{done.phase}: {done.done} of {done.total}", nl=False)
+                elif event.kind in ("phase", "ready"):
+                    lead = "\r\x1b[2K" if terminal else ""
+                    click.echo(f"{lead}line {event.line}: {event.phase if event.kind == 'phase' else 'ready'}")
+            if as_json and any(event.kind != "progress" for event in events):
+                click.echo(json.dumps(to_json(explained(logs[0], reading, known))))
+            sys.stdout.flush()
+    except LogError as error:
+        click.echo(str(error), err=True)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        pass
+    if last is None or as_json:
+        return
+    one = explained(logs[0], last, known)
+    if terminal:
+        click.echo("\r\x1b[2K", nl=False)
+        print_rich(one)
+    else:
+        click.echo(plain(one))
+
+
+def _expectations(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> Any:
+    from .claims.errors import ClaimError
+    from .explain import expectation
+
+    try:
+        return [expectation(text) for text in texts]
+    except ClaimError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@main.command()
+@click.argument("log", metavar="LOG")
+@click.option(
+    "--expect",
+    "expectations",
+    multiple=True,
+    required=True,
+    callback=_expectations,
+    metavar="EXPECTATION",
+    help="What is claimed, as in a test: 'ooms(\"weights\")', 'fits(margin=\"2GiB\")'. Repeatable.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object (docs/diagnosis.md).")
+@_log_options
+def judge(
+    log: str,
+    expectations: Any,
+    as_json: bool,
+    engine: str,
+    engine_version: str | None,
+    flags: str,
+    server_info: str | None,
+    gpus: int,
+    signatures: Any,
+) -> None:
+    """Judge a log that is there already by an expectation, as if the server had just been booted.
+
+    Exits 0 when every expectation holds, 1 when one does not, 2 when the log cannot be read.
+    """
+    from .claims.judgement import Verdict, worst
+    from .explain import explain as explained
+    from .explain import judge_log
+    from .logs import LogError, read
+    from .report.explained import as_json as to_json
+
+    known = _known(flags, server_info, gpus)
+    try:
+        one = explained(log, read(log, _how(engine, engine_version, signatures)), known)
+    except LogError as error:
+        click.echo(str(error), err=True)
+        raise SystemExit(2) from None
+    judgements = judge_log(one, expectations)
+    if as_json:
+        said = [
+            {"expectation": each.expectation, "verdict": each.verdict.value, "outcome": each.outcome, "fact": each.fact}
+            for each in judgements
+        ]
+        click.echo(json.dumps(to_json(one) | {"verdict": worst(judgements).verdict.value, "judgements": said}))
+    else:
+        for each in judgements:
+            click.echo(f"{each.verdict}: {each.expectation}: {each.fact}")
+            for line in each.details if each.verdict is not Verdict.HOLDS else ():
+                click.echo(f"  {line}")
+    if any(each.verdict is not Verdict.HOLDS for each in judgements):
         raise SystemExit(1)

@@ -97,7 +97,7 @@ class Evaluation:
 
     def unmet_server(self, serves: Serves) -> tuple[Unmet, ...]:
         """Why this server cannot be booted here: the engine, GPUs or the model are not there."""
-        engine = DRIVEN[serves.engine]()
+        engine = self.session.engine(serves.engine)
         try:
             stack = self.stack
         except StackAbsent as error:
@@ -208,7 +208,7 @@ class Evaluation:
         ``alone``: this test's code will use the server, so nobody joins it later. ``fresh``: never join one either.
         The observation is recorded in every case. Never raises for what may happen to a boot.
         """
-        engine = DRIVEN[serves.engine]()
+        engine = self.session.engine(serves.engine)
         fault = self.rig_fault()
         if fault is not None:
             self._without_boot(engine, fault.outcome, note=f"{fault.cause}. {fault.cure}")
@@ -347,7 +347,7 @@ class Evaluation:
             if live.boot is not None and live.observation.ready and not self.given_up:
                 again = live.boot.observe_again(patient)
                 if again.ready:
-                    live.observation = replace(live.observation, tail=again.tail)
+                    live.observation = replace(live.observation, tail=again.tail, resolved=again.resolved)
                 else:
                     live.observation = replace(again, samples=live.observation.samples)
             found.append(live.observation)

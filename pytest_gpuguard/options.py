@@ -41,6 +41,7 @@ class Config:
     grace_s: float
     baseline_bytes: int
     reclaim_s: float
+    signatures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,13 @@ _OPTIONS: Final = (
     _Option("strict", "an INCONCLUSIVE claim fails the run", None, None, "bool"),
     _Option("ports", "the range that servers take their ports from", "20000-32767", "FIRST-LAST"),
     _Option("log-dir", "where server logs are written (default: .gpuguard/logs in the root folder)", "", "DIR"),
+    _Option(
+        "signatures",
+        "a file with failure signatures of your own, for the reading of server logs (repeatable)",
+        None,
+        "FILE",
+        "lines",
+    ),
     _Option("models", "names for model folders, one NAME = FOLDER a line", kind="lines", flag=False),
     _Option(
         "stall-timeout",
@@ -126,6 +134,7 @@ def read_config(config: pytest.Config) -> Config:
         grace_s=_parsed("grace", values["grace"], _duration),
         baseline_bytes=_parsed("baseline", values["baseline"], parse_bytes),
         reclaim_s=_parsed("reclaim", values["reclaim"], _duration),
+        signatures=_signatures(root, values["signatures"] or []),
     )
 
 
@@ -163,6 +172,20 @@ def _path(root: Path, text: str) -> str:
     path = os.path.expanduser(text)
     inside = root / path
     return str(inside) if not os.path.isabs(path) and inside.is_dir() else path
+
+
+def _signatures(root: Path, texts: list[str]) -> tuple[str, ...]:
+    """Files of signatures, checked here so that a run does not begin with a wrong one."""
+    if not texts:
+        return ()
+    from .diagnose.signatures import SignatureError, read_signature_files
+
+    paths = tuple(str(root / os.path.expanduser(text)) for text in texts)
+    try:
+        read_signature_files(paths)
+    except SignatureError as error:
+        raise pytest.UsageError(f"--gpuguard-signatures: {error}") from None
+    return paths
 
 
 def _pairs(name: str, texts: list[str]) -> tuple[tuple[str, str], ...]:

@@ -20,6 +20,7 @@ from .facts.stackref import StackRef
 
 if TYPE_CHECKING:
     from .boots import BootPool
+    from .diagnose.signatures import SignatureFile
     from .engines.base import Engine
     from .facts.gpu import Rig
     from .facts.nvml import NvmlChild
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from .options import Config
 
 #: Engines that this version drives. The others are declared and judged NOT_EVALUATED.
-DRIVEN: Final[Mapping[str, Callable[[], Engine]]] = {"sglang": SGLang}
+DRIVEN: Final[Mapping[str, Callable[[tuple[SignatureFile, ...]], Engine]]] = {"sglang": SGLang}
 assert set(DRIVEN) <= set(ENGINES)
 
 _HELP_TIMEOUT_S: Final = 180.0
@@ -74,6 +75,41 @@ class Session:
             if self._nvml is None:
                 self._nvml = NvmlChild()
             return self._nvml
+
+    def engine(self, name: str) -> Engine:
+        """An engine that this version drives, which reads its log with the user's signatures too."""
+        from .diagnose.signatures import read_signature_files
+
+        return DRIVEN[name](read_signature_files(self.config.signatures))
+
+    def missing_evidence(self) -> list[str]:
+        """What this user may not see of the kernel and the driver, one line each; takes at most some seconds."""
+        from .facts.faults import HostFault
+        from .facts.kernel_log import kernel_log_denied
+
+        uuids = [gpu.uuid for gpu in self.rig.usable] if self.rig.kind == "real" else []
+        lines, silent = [], []
+        try:
+            silent = [uuid for uuid, told in self.nvml.xid_events(uuids).items() if not told] if uuids else []
+        except HostFault:
+            silent = uuids
+        denied = kernel_log_denied()
+        blind = len(silent) == len(uuids)
+        if denied is not None:
+            said = f"kernel log not readable ({denied.why})"
+            if not uuids:
+                lines.append(f"{said}: OOM kills are judged from counters only")
+            elif blind:
+                lines.append(
+                    f"{said}, and no Xid events from NVML: hardware faults show in the server's log only, and "
+                    "OOM kills are judged from counters only"
+                )
+            else:
+                lines.append(f"{said}: hardware faults are judged from NVML's events, OOM kills from counters only")
+        if silent and not (blind and denied is not None):
+            which = "any GPU here" if blind else ", ".join(silent)
+            lines.append(f"no Xid events from NVML of {which}: hardware faults show in the kernel log only")
+        return lines
 
     def default_stack(self) -> StackRef:
         """The stack of the command line, else the python that runs pytest."""

@@ -53,10 +53,7 @@ def said(expectation: Expectation, observation: Observation, body: Body) -> tupl
 
 # ------------------------------------------------------------------------------------------------- not measured yet
 
-UNMEASURED = [
-    Works(), Uses("x"), Ignores("--x"), Unsupported("x", "falls_back"), MaxMem(1.0, "peak"), ExpectToks(None, 65),
-    Compare(),
-]  # fmt: skip
+UNMEASURED = [Works(), MaxMem(1.0, "peak"), ExpectToks(None, 65), Compare()]
 
 
 @pytest.mark.parametrize("expectation", UNMEASURED, ids=lambda one: one.label)
@@ -70,8 +67,12 @@ def test_what_is_not_measured_yet_is_not_evaluated_and_never_holds(
 
 
 @pytest.mark.parametrize(
-    "expectation", [Fits(), TOKENS, Ooms(), Fails("perf"), Unsupported("x", "crashes"), MaxMem(1.0), ExpectToks(60)]
-)
+    "expectation",
+    [
+        Fits(), TOKENS, Ooms(), Fails("perf"), Unsupported("x", "crashes"), MaxMem(1.0), ExpectToks(60),
+        Uses("x"), Ignores("--x"), Unsupported("x", "falls_back"),
+    ],
+)  # fmt: skip
 def test_everything_else_is_measured(expectation: Expectation) -> None:
     assert expectation.unmeasured is None
 
@@ -285,12 +286,51 @@ def test_a_failure_shows_what_a_person_needs_to_act() -> None:
     observation = replace(OOM, why="because", note="our note", tail=tuple(f"line {n}" for n in range(20)))
     assert judge(Fits(), observation).details == (
         "line 7: CUDA out of memory",
-        "because",
+        "because (phase reached: weights)",
         "our note",
-        "phase reached: weights",
         "log: a.log",
-        *(f"| line {number}" for number in range(12, 20)),
+        *(f"| line {number}" for number in range(13, 20)),
     )
+
+
+def test_a_failure_is_told_in_eleven_lines_below_its_verdict_with_memory_and_cures() -> None:
+    memory = MemoryTable(
+        avail_before_gib=94.0,
+        weights_gib=77.7,
+        avail_after_weights_gib=16.3,
+        mem_fraction_static=0.78,
+        reserved_gib=20.68,
+        rest_gib=-4.38,
+        f_min=0.8266,
+    )
+    observation = replace(
+        OOM,
+        why="because",
+        note="our note",
+        memory=memory,
+        fullest_rank="TP3",
+        remedies=("one", "two", "three", "four"),
+        tail=tuple(f"line {n}" for n in range(20)),
+    )
+    assert judge(Fits(), observation).details == (
+        "line 7: CUDA out of memory",
+        "because (phase reached: weights)",
+        "our note",
+        "memory of TP3, the fullest rank (GiB): 94.00 free before the weights, 77.70 weights, 16.30 left",
+        "  20.68 held back at --mem-fraction-static 0.78, short by 4.38, the least fraction is 0.8266",
+        "cure: one",
+        "cure: two",
+        "cure: three",
+        "log: a.log",
+        "| line 18",
+        "| line 19",
+    )
+
+
+def test_a_pool_that_was_there_is_told_with_its_tokens() -> None:
+    memory = MemoryTable(kv_gib=30.0, kv_tokens=400000, graph_gib=1.5, free_gib=4.25, reserved_gib=9.4)
+    details = judge(Fits(), replace(OOM, memory=memory)).details
+    assert "memory (GiB): 30.00 KV pool (400,000 tokens), 1.50 graphs, 4.25 free at the end" in details
 
 
 def test_a_check_before_the_boot_has_no_line_number() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -32,6 +33,7 @@ from pytest_gpuguard.claims.outcome import (
     STARTING,
     UNDECIDED,
 )
+from pytest_gpuguard.claims.resolved import FeatureEvidence, Resolved, Setting, Term, Vocabulary
 from pytest_gpuguard.claims.verdict import TABLE, Body, Seen, Verdict, judge, row_of, seen
 from tests.laws import given, settings, st
 
@@ -234,6 +236,119 @@ def test_a_flag_that_only_other_releases_know_is_a_failure_of_the_stack() -> Non
 
 def test_a_flag_that_no_release_knows_says_nothing() -> None:
     assert {judge(one, saw("bad.args")).verdict for one in (Ooms(), Fails("args.removed"), Fits())} == {INFRA}
+
+
+# ------------------------------------------------------------------------- uses, ignores, falls back: positive evidence
+
+_WORDS = Vocabulary(
+    {
+        "custom": Term("feature", "custom"),
+        "disablecustom": Term("feature", "custom", want=False),
+        "backend": Term("setting", "backend"),
+    },
+    {"fa3": (("backend", "fa3"),), "triton": (("backend", "triton"), ("moe", "triton"))},
+    names=("backend=…", "custom"),
+)
+ON, OFF = FeatureEvidence("custom", True, "line 4: it is up"), FeatureEvidence("custom", False, "line 5: it is down")
+REFUSED = FeatureEvidence("custom", False, "server_info disable_custom is True", requested=True)
+
+
+def shows(
+    *features: FeatureEvidence, asked: str | None = None, backend: tuple[str | None, str | None] = (None, None)
+) -> Observation:
+    """A server that is ready and shows this: evidence, what was asked of ``custom``, and ``backend`` (asked, runs)."""
+    wanted, runs = backend
+    differs = wanted is not None and runs is not None and wanted != runs
+    settings = [Setting("backend", wanted, runs, "server_info backend", differs)]
+    settings += [Setting("custom", asked)] if asked is not None else []
+    return replace(saw(READY), resolved=Resolved(tuple(settings), features, _WORDS))
+
+
+USES, FALLS_BACK = Uses("custom"), Unsupported("custom", "falls_back")
+ASKED_AND_RUNS = ("trtllm", "triton")
+
+
+@pytest.mark.parametrize(
+    ("expectation", "observation", "verdict", "said"),
+    [
+        (USES, shows(ON), HOLDS, "line 4: it is up"),
+        (USES, shows(OFF), WORSE, "line 5: it is down"),
+        (USES, shows(REFUSED), WORSE, "disable_custom is True"),
+        (USES, shows(), INCONCLUSIVE, "nothing the server said shows"),
+        (USES, shows(asked="on"), INCONCLUSIVE, "nothing the server said shows"),
+        (USES, shows(ON, OFF), INCONCLUSIVE, "on (line 4: it is up) and off (line 5: it is down)"),
+        (Uses("warp"), shows(ON), INCONCLUSIVE, "'warp' is no feature that evidence is known of (known: backend=…, cu"),
+        (Uses("backend=fa3"), shows(backend=(None, "fa3")), HOLDS, "runs fa3 (server_info backend)"),
+        (Uses("fa3"), shows(backend=("fa3", "fa3")), HOLDS, "asked fa3, runs fa3 (server_info backend)"),
+        (Uses("backend=fa3"), shows(backend=("fa3", "triton")), WORSE, "asked fa3, runs triton (server_info backend)"),
+        (Uses("fa3"), shows(backend=("fa3", None)), INCONCLUSIVE, "nothing the server said shows its backend"),
+        (Uses("fa3"), shows(backend=(None, "fa3 (prefill), x (decode)")), INCONCLUSIVE, "one of several"),
+        (Uses("triton"), shows(backend=(None, "triton")), INCONCLUSIVE, "write backend=triton or moe=triton"),
+        (Uses("backend"), shows(backend=(None, "fa3")), INCONCLUSIVE, "claim a value, backend=…; it runs fa3"),
+        (FALLS_BACK, shows(OFF), HOLDS, "line 5: it is down"),
+        (FALLS_BACK, shows(OFF, asked="on"), HOLDS, "line 5: it is down"),
+        (FALLS_BACK, shows(ON), BETTER, "line 4: it is up"),
+        (FALLS_BACK, shows(), INCONCLUSIVE, "nothing the server said shows"),
+        (FALLS_BACK, shows(asked="on"), INCONCLUSIVE, "nothing the server said shows"),
+        (FALLS_BACK, shows(REFUSED), INCONCLUSIVE, "nothing the server said shows"),
+        (FALLS_BACK, shows(ON, OFF), INCONCLUSIVE, "contradicts itself"),
+        (Unsupported("warp", "falls_back"), shows(OFF), INCONCLUSIVE, "'warp' is no feature"),
+        (Unsupported("custom", "falls_back", "is down"), shows(OFF), HOLDS, "line 5: it is down"),
+        (Unsupported("custom", "falls_back", "is sad"), shows(OFF), INCONCLUSIVE, "(claimed: a line with 'is sad')"),
+        (Unsupported("backend=trtllm", "falls_back"), shows(backend=ASKED_AND_RUNS), HOLDS, "asked trtllm, runs tri"),
+        (Unsupported("backend=trtllm", "falls_back"), shows(backend=("trtllm", "trtllm")), BETTER, "runs trtllm"),
+        (Unsupported("backend=trtllm", "falls_back"), shows(backend=("trtllm", None)), INCONCLUSIVE, "nothing the se"),
+        (Unsupported("backend=trtllm", "falls_back"), shows(backend=("fa3", "triton")), INCONCLUSIVE, "asked fa3"),
+        (Unsupported("backend=trtllm", "falls_back"), shows(backend=(None, "triton")), INCONCLUSIVE, "not asked"),
+        (Ignores("--custom"), shows(OFF, asked="on"), HOLDS, "line 5: it is down"),
+        (Ignores("--custom"), shows(ON, asked="on"), BETTER, "line 4: it is up"),
+        (Ignores("--custom"), shows(asked="on"), INCONCLUSIVE, "nothing the server said shows"),
+        (Ignores("--custom"), shows(OFF), INCONCLUSIVE, "--custom was not asked of this server"),
+        (Ignores("--custom"), shows(OFF, asked="off"), INCONCLUSIVE, "--custom was not asked of this server"),
+        (Ignores("--disable-custom"), shows(ON, asked="off"), HOLDS, "line 4: it is up"),
+        (Ignores("--disable-custom"), shows(REFUSED, asked="off"), BETTER, "disable_custom is True"),
+        (Ignores("--backend"), shows(backend=ASKED_AND_RUNS), HOLDS, "asked trtllm, runs triton"),
+        (Ignores("--backend trtllm"), shows(backend=ASKED_AND_RUNS), HOLDS, "asked trtllm, runs triton"),
+        (Ignores("--backend"), shows(backend=("fa3", "fa3")), BETTER, "asked fa3, runs fa3"),
+        (Ignores("--backend"), shows(backend=(None, "fa3")), INCONCLUSIVE, "--backend was not asked of this server"),
+        (Ignores("--warp"), shows(OFF), INCONCLUSIVE, "'--warp' is no feature"),
+    ],
+)
+def test_only_what_the_server_says_shows_a_feature_on_or_off(
+    expectation: Expectation, observation: Observation, verdict: Verdict, said: str
+) -> None:
+    judgement = judge(expectation, observation)
+    assert judgement.verdict is verdict
+    assert said in judgement.fact
+    assert judgement.fact.startswith("ready")
+
+
+@pytest.mark.parametrize("expectation", [USES, FALLS_BACK, Ignores("--custom")])
+@pytest.mark.parametrize(
+    ("outcome", "column"),
+    [
+        ("unsupported.arch", Seen.OTHER),
+        ("oom.weights", Seen.OTHER),
+        ("unknown", Seen.UNKNOWN),
+        ("port.in_use", Seen.HOST),
+        ("infra.device", Seen.HOST),
+    ],
+)
+def test_a_boot_that_failed_shows_no_feature_whatever_its_log_said(
+    expectation: Expectation, outcome: str, column: Seen
+) -> None:
+    observation = replace(shows(ON, OFF, asked="on"), outcome=outcome)
+    assert judge(expectation, observation).verdict is TABLE[row_of(expectation), column]
+
+
+def test_a_setting_that_runs_otherwise_than_asked_is_told_and_changes_no_other_verdict() -> None:
+    told = "backend: asked trtllm, runs triton (server_info backend)"
+    for expectation in (Fits(), MaxMem(75.0)):
+        judgement = judge(expectation, shows(backend=ASKED_AND_RUNS))
+        assert judgement.verdict is HOLDS
+        assert judgement.details == (told,)
+    assert judge(Fits(), shows(backend=("fa3", "fa3"))).details == ()
+    assert told in judge(MaxMem(1.0), shows(backend=ASKED_AND_RUNS)).details
 
 
 # ------------------------------------------------------------------------------------------------------ worst-of order

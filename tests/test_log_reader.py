@@ -158,7 +158,7 @@ def test_a_line_of_a_megabyte_is_judged_on_its_head() -> None:
     reader = LogReader()
     started = time.monotonic()
     reader.feed(b"x" * 1_000_000)
-    assert len(reader._splitter._buffer) == LINE_LIMIT
+    assert len(reader._intake._splitter._buffer) == LINE_LIMIT
     reader.feed(b"\n[2026-01-02 03:04:05] " + b"server_args=ServerArgs(" + b"y" * 1_000_000 + b"\n")
     reader.feed(b"[2026-01-02 03:04:05] The server is fired up and ready to roll!\n")
     assert time.monotonic() - started < 5

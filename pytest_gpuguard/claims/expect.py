@@ -121,11 +121,6 @@ class Unsupported(Expectation):
         """The feature."""
         return self.label
 
-    @property
-    def unmeasured(self) -> str | None:
-        """No evidence of a fall-back yet."""
-        return "not measured yet" if self.how == "falls_back" else None
-
 
 @dataclass(frozen=True, slots=True)
 class Fails(Expectation):
@@ -163,11 +158,6 @@ class Uses(Expectation):
         """The feature."""
         return self.label
 
-    @property
-    def unmeasured(self) -> str | None:
-        """No evidence of features yet."""
-        return "not measured yet"
-
 
 @dataclass(frozen=True, slots=True)
 class Ignores(Expectation):
@@ -185,11 +175,6 @@ class Ignores(Expectation):
     def subject(self) -> str:
         """The flag."""
         return self.label
-
-    @property
-    def unmeasured(self) -> str | None:
-        """No evidence of features yet."""
-        return "not measured yet"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,22 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from .account import details, differences, short, with_differences
 from .observation import Observation
+
+__all__ = [
+    "NOT_RUN",
+    "Body",
+    "Judgement",
+    "Verdict",
+    "decisive",
+    "details",
+    "differences",
+    "ready",
+    "short",
+    "with_differences",
+    "worst",
+]
 
 
 class Verdict(str, Enum):
@@ -79,25 +94,3 @@ def decisive(observation: Observation) -> str:
     if not said:
         said = observation.tail[-1].strip() if observation.tail else "the log is empty"
     return f"{observation.outcome}: {short(said)}"
-
-
-def details(observation: Observation) -> tuple[str, ...]:
-    """What a person must see to act: the line, why, the phase, the log and its end."""
-    lines = []
-    if observation.decisive is not None:
-        text = short(observation.decisive.text.strip(), 300)
-        lines.append(f"line {observation.decisive.line}: {text}" if observation.decisive.line else text)
-    if observation.why:
-        lines.append(observation.why)
-    if observation.note:
-        lines.append(observation.note)
-    lines.append(f"phase reached: {observation.phase}")
-    if observation.log:
-        lines.append(f"log: {observation.log}")
-    lines += [f"| {short(line, 200)}" for line in observation.tail[-8:]]
-    return tuple(lines)
-
-
-def short(text: str, limit: int = 160) -> str:
-    """Cut to ``limit`` characters, with an ellipsis."""
-    return text if len(text) <= limit else text[: limit - 1] + "…"

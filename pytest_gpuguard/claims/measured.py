@@ -1,4 +1,4 @@
-"""What the numbers of a server that is ready say of an expectation: fits, max_mem, expect_toks.
+"""What a server that is ready says of an expectation: its numbers here, what it uses in ``presence``.
 
 A number that is not known, or that straddles the claim, is INCONCLUSIVE; it is never taken for a zero.
 """
@@ -10,9 +10,10 @@ from math import isnan
 from statistics import median
 from typing import Final
 
-from .expect import ExpectToks, Fits, MaxMem
+from .expect import ExpectToks, Fits, Ignores, MaxMem, Unsupported, Uses
 from .judgement import Judgement, Verdict, details, ready
 from .observation import Observation
+from .presence import falls_back, uses
 
 
 def _fits(expectation: Fits, observation: Observation) -> Judgement:
@@ -74,4 +75,11 @@ def _expect_toks(expectation: ExpectToks, observation: Observation) -> Judgement
 
 
 #: Expectation → the function that judges it once the server is ready.
-MEASURES: Final[dict[type, Callable[..., Judgement]]] = {Fits: _fits, MaxMem: _max_mem, ExpectToks: _expect_toks}
+MEASURES: Final[dict[type, Callable[..., Judgement]]] = {
+    Fits: _fits,
+    MaxMem: _max_mem,
+    ExpectToks: _expect_toks,
+    Uses: uses,
+    Ignores: falls_back,
+    Unsupported: falls_back,
+}

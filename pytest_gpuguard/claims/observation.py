@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from .outcome import READY
+from .resolved import LogEvidence, Resolved
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,9 @@ class MemoryTable:
     """Memory of the fullest rank, phase by phase, in GiB as the engine measured it.
 
     ``reserved_gib`` is what the fraction holds back, avail_before·(1−f); ``rest_gib`` = avail_after_weights −
-    reserved; ``f_min`` = 1 − avail_after_weights/avail_before (sglang.md §1.3). ``kv_tokens`` is
-    max_total_num_tokens.
+    reserved; ``f_min`` = 1 − avail_after_weights/avail_before (sglang/srt/model_executor/model_runner.py).
+    ``kv_tokens`` is max_total_num_tokens; ``free_gib`` the last free memory that was printed, the least over all ranks.
+    ``total_gib`` and ``gpu_memory_utilization`` are the card, and the share of it that vLLM was given.
     """
 
     avail_before_gib: float | None = None
@@ -41,6 +43,8 @@ class MemoryTable:
     kv_gib: float | None = None
     graph_gib: float | None = None
     free_gib: float | None = None
+    total_gib: float | None = None
+    gpu_memory_utilization: float | None = None
 
     def as_dict(self) -> dict[str, float | int | None]:
         """The table with stable keys, for JSON."""
@@ -54,7 +58,7 @@ class LogReading:
     ``fatal`` is True when the outcome is a failure that the engine does not come back from. ``consequences`` are
     later failures that follow from the decisive one. ``clipped`` is (tokens asked for, tokens granted) when the engine
     cut ``--max-total-tokens`` to what fits. ``fullest_rank`` is the rank that ``memory`` describes ("TP3"; "" when the
-    log names no ranks, None when no rank printed its memory).
+    log names no ranks, None when no rank printed its memory). ``evidence`` is what it shows of what really runs.
     """
 
     outcome: str
@@ -71,13 +75,21 @@ class LogReading:
     lines: int = 0
     clipped: tuple[int, int] | None = None
     fullest_rank: str | None = None
+    #: What each rank printed, by its name, the first 64 of them.
+    ranks: tuple[tuple[str, MemoryTable], ...] = ()
+    #: The share of the checkpoint that was loaded at the end, if a bar was drawn and the weights were not all there.
+    loaded: float | None = None
+    #: What a person can do about this failure, where that is always the same.
+    cure: str | None = None
+    evidence: LogEvidence = field(default_factory=LogEvidence)
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
     """What one boot did: outcome, phase reached, the line that decides, memory, resolved settings, samples.
 
-    ``settings`` are the server's own resolved arguments (from its server_info, else empty). ``samples`` holds what
+    ``settings`` are the server's own resolved arguments (from its server_info, else empty); ``resolved`` is what was
+    asked of it against what runs. ``samples`` holds what
     was measured after ready, by name (``toks`` → list of tok/s). ``tail`` are the last log lines, without secrets.
     ``note`` is a sentence of ours about how the outcome was reached, e.g. a deadline.
     """
@@ -101,6 +113,11 @@ class Observation:
     leak: str | None = None
     #: The server was up once: what fails after that may be what the test did to it.
     was_ready: bool = False
+    #: What would cure it, computed from its own numbers.
+    remedies: tuple[str, ...] = ()
+    #: The rank that ``memory`` describes, as the log names it ("" for the only one).
+    fullest_rank: str | None = None
+    resolved: Resolved = field(default_factory=Resolved)
 
     @property
     def ready(self) -> bool:

@@ -54,6 +54,7 @@ HOST_FAULTS: Final = frozenset(
         "bad.args",
         "model.missing",
         "infra.deadline",
+        "infra.device",
         "infra.dirty_gpu",
         "infra.lease",
         "infra.lost",

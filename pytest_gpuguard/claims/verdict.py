@@ -14,7 +14,7 @@ from typing import Final
 
 from .claim import Claim
 from .expect import Expectation, Fails, Ooms, Unsupported
-from .judgement import NOT_RUN, Body, Judgement, Verdict, decisive, details, ready, worst
+from .judgement import NOT_RUN, Body, Judgement, Verdict, decisive, details, ready, with_differences, worst
 from .measured import MEASURES
 from .observation import Observation
 from .outcome import GPU_OOM_PHASES, HOST_FAULTS, READY, STACK_FAILURES, UNDECIDED
@@ -144,7 +144,9 @@ def judge(expectation: Expectation, observation: Observation, body: Body = NOT_R
     if body.kind == "assertion":
         return Judgement(label, Verdict.WORSE, outcome, f"ready, but {body.error}", details(observation))
     measure = MEASURES.get(type(expectation))
-    return measure(expectation, observation) if measure else Judgement(label, verdict, outcome, ready(observation))
+    judgement = measure(expectation, observation) if measure else Judgement(label, verdict, outcome, ready(observation))
+    # That something runs otherwise than asked is told, and judged only where that is what is claimed.
+    return replace(judgement, details=with_differences(observation, judgement.details))
 
 
 def _own(label: str, body: Body, observation: Observation | None = None) -> Judgement:

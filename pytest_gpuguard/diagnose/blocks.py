@@ -19,8 +19,14 @@ _FRAMES: Final = 60
 _MORE_LINES: Final = 32
 _EXCEPTION: Final = re.compile(r"(?P<name>[A-Za-z_][\w.]{0,200})(?::(?: (?P<message>.*))?)?$", re.DOTALL)
 _BARE: Final = re.compile(
-    r"(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception|OutOfResources|OutOfMemory)(?:: |:?$)"
+    r"(?:[A-Za-z_]\w{0,60}\.){0,8}(?:[A-Z]\w{0,60})?(?:Error|Exception|OutOfResources|OutOfMemory)(?:: |:?$)"
+    r"|thread '[^'\n]{1,80}'(?: \(\d{1,9}\))? panicked at "  # Rust
+    r"|\s{1,8}(?:Value|Assertion) error, "  # pydantic, within a validation error
 )
+#: ``File ~/x.py:49, in f(…)`` (notebooks), ``> File "…", line n, in f`` (rich).
+_OTHER_FRAME: Final = re.compile(r"> File \"|File [~/][^\n:]{1,300}:\d{1,6}, in ")
+_NOTEBOOK_CODE: Final = re.compile(r"(?:-{2,8}> ?)?\s{0,8}\d{1,6} ")
+_UNDERLINE: Final = frozenset("^~|-+ ")
 
 
 def is_exception_line(text: str) -> bool:
@@ -29,8 +35,8 @@ def is_exception_line(text: str) -> bool:
 
 
 def is_frame_line(text: str) -> bool:
-    """Whether the line is a stack frame (``  File "…", line n, in f``)."""
-    return text[:1].isspace() and text.lstrip()[:6] == 'File "'
+    """Whether the line is a stack frame: ``  File "…", line n, in f``, or as notebooks and rich print it."""
+    return (text[:1].isspace() and text.lstrip()[:6] == 'File "') or _OTHER_FRAME.match(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,8 @@ class Block:
     header: str
     phase: str
     pool_done: bool = False
+    #: The file that logged it, where the log says so.
+    place: str = ""
     frames: list[str] = field(default_factory=list)
     in_frames: bool = True
     awaits_header: bool = False
@@ -68,9 +76,17 @@ class Block:
     _code: tuple[int, str] | None = None
     _flat: bool = False
 
+    @property
+    def raised(self) -> Spoken | None:
+        """The ``raise`` statement that the block ended with, where its exception was not printed."""
+        if self.spoken or self._code is None or not self._code[1].startswith("raise "):
+            return None
+        return Spoken(*self._code)
+
     def frames_text(self) -> str:
-        """The frames of the exception that is being printed, joined."""
-        return "\n".join(self.frames)
+        """What the block was announced with, and the frames of the exception that is being printed, joined."""
+        place = (f"logged by {self.place}",) if self.place else ()
+        return "\n".join((*place, self.header[:_FRAME_CHARS], *self.frames))
 
     def feed(self, number: int, text: str, advice: tuple[str, ...]) -> list[Spoken]:
         """Take the next line of the block; returns what it says, if anything."""
@@ -95,12 +111,16 @@ class Block:
             # Some logs print a frame after the exception: it still tells where.
             return [self.exception] if self.exception is not None and not self.in_frames else []
         if self.in_frames:
+            if _NOTEBOOK_CODE.match(text):
+                self._frame(stripped)
+                return []
             if stripped.startswith("what():"):
                 return [self._speak(number, stripped[len("what():") :].strip())]
             flat_code = self._flat and not is_exception_line(text)  # a log that lost its indentation on the way
-            if text[:1].isspace() or flat_code or set(stripped) <= set("^~|-+ "):
+            marks = _UNDERLINE.issuperset(stripped)
+            if (text[:1].isspace() and not is_exception_line(text)) or flat_code or marks:
                 self._frame(stripped)
-                self._code = (number, stripped)
+                self._code = self._code if marks else (number, stripped)
                 return []
             return [self._speak(number, text)]
         self.more += 1

@@ -10,19 +10,28 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ..claims.observation import MemoryTable
+from ..claims.outcome import PHASES
 from .lines import Peeled
 from .memory import MAX_RANKS, RankStore
 from .redact import redact
-from .signatures import SignatureSet
+from .signatures import PhaseLine, SignatureSet
 from .spellings import LogRule, Spellings
 
 _BAR: Final = re.compile(
     r"(?P<label>[^|%\n]{0,200}?)[ :]{0,3}(?P<percent>\d{1,3})%(?: Completed)? ?\|[^|\n]{0,200}\|? {0,3}"
-    r"(?P<done>\d{1,9})/(?P<total>\d{1,9})\b"
+    r"(?<!\d)(?P<done>\d{1,9})/(?P<total>\d{1,9})\b"
 )
 _CLIPPED: Final = re.compile(r"max_total_tokens=(\d{1,15}) is larger than the profiled value (-?\d{1,15})")
 _FRACTION: Final = re.compile(r"mem[_-]fraction[_-]static['\"]? ?[=:] ?(\d{1,3}(?:\.\d{1,12})?)")
+_UTILIZATION: Final = re.compile(r"gpu_memory_utilization['\"]? ?[=:] ?(\d{1,3}(?:\.\d{1,12})?)")
 _F_MIN: Final = re.compile(r"minimum viable = 1 - available/pre = (\d\.\d{1,8})")
+
+
+#: What a bar's label tells about the phase, in every engine.
+_BAR_PHASES: Final = (
+    (re.compile(r"^(?:Loading|Multi-thread loading)\b.{0,40}(?:shards|weights|safetensors)"), "weights"),
+    (re.compile(r"^Captur(?:ing|e)\b|[Cc]udagraph|CUDA [Gg]raph"), "graph_capture"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +73,15 @@ class Boot:
     ready: bool = False
     progress: Progress | None = None
     clipped: tuple[int, int] | None = None
+    #: Counts what changed: a rank's phase, a number, a bar.
+    moves: int = 0
+    #: The furthest phase of any rank; and whether what the log said last is where all ranks are.
+    furthest: str = "start"
+    one_by_one: bool = True
+    #: The phase that the last unfinished bar belonged to.
+    shown: str | None = None
+    #: The share of the checkpoint that the last bar showed as loaded.
+    loaded: float | None = None
     store: RankStore = field(default_factory=RankStore)
     _rank_phase: dict[str, str] = field(default_factory=dict)
     _events: list[Event] = field(default_factory=list)
@@ -79,7 +97,12 @@ class Boot:
 
     def phase_of(self, source: str) -> str:
         """The phase that a rank is in; the boot's own for a source that printed no phase."""
-        return self._rank_phase.get(source, self.phase)
+        return self._rank_phase.get(source, self.phase if self.one_by_one else self.furthest)
+
+    @property
+    def in_step(self) -> bool:
+        """Whether all ranks are in the boot's own phase."""
+        return all(phase == self.phase for phase in self._rank_phase.values())
 
     def memory(self) -> MemoryTable:
         """The memory table of the fullest rank so far."""
@@ -92,9 +115,11 @@ class Boot:
         if rule is not None:
             return self._rule(rule, number, peeled)
         moved = False
-        for literal, phase in self.signatures.phases:
-            if literal in body:
-                moved = self._enter(phase, number, peeled.source)
+        for line in self.signatures.phases:
+            if line.literal in body:
+                self._numbers(line, peeled)
+                if line.phase is not None:
+                    moved = self._enter(line.phase, number, peeled.source)
         if engine != "sglang" and self.signatures.ready and body.startswith(self.signatures.ready):
             moved = self._enter("ready", number, peeled.source)
             self._become_ready(number)
@@ -103,7 +128,16 @@ class Boot:
     def bar(self, bar: re.Match[str], number: int) -> None:
         """Take a progress bar."""
         label = " ".join(bar["label"].split()).strip(" :")
-        progress = Progress(self.phase, redact(label[:120]), int(bar["done"]), int(bar["total"]))
+        self.moves += 1
+        phase = next((phase for pattern, phase in _BAR_PHASES if pattern.search(label)), None)
+        done, total = int(bar["done"]), int(bar["total"])
+        if phase == "weights" and 0 < done <= total:
+            self.loaded = done / total
+        if phase is not None and (done < total or self.phase == "start"):
+            self.shown = phase
+            if self.phase in ("start", "args", "init"):
+                self._enter(phase, number, "")
+        progress = Progress(self.phase, redact(label[:120]), done, total)
         if progress != self.progress:
             self.progress = progress
             self._events.append(Event("progress", self.phase, number, progress=progress))
@@ -113,6 +147,9 @@ class Boot:
         match = _FRACTION.search(body)
         if match is not None and self.store.fraction is None:
             self.store.fraction = float(match[1])
+        match = _UTILIZATION.search(body)
+        if match is not None:
+            self.store.utilization = float(match[1])
 
     def error_numbers(self, text: str) -> None:
         """Take what the error text of a full KV pool says: the fraction, and the least that would do."""
@@ -128,12 +165,20 @@ class Boot:
             self.clipped = (int(match[1]), int(match[2]))
         return match is not None
 
+    def _numbers(self, line: PhaseLine, peeled: Peeled) -> None:
+        for value, pattern in line.take:
+            match = pattern.search(peeled.body)
+            if match is not None:
+                self.store.rank(peeled.source).take(value, float(match[1].replace(",", "")))
+                self.moves += 1
+
     def _rule(self, rule: LogRule, number: int, peeled: Peeled) -> bool:
         if rule.ignore:
             return False
         rank = self.store.rank(peeled.source)
         for value, amount in self.spellings.numbers_in(rule, peeled.body):
             rank.take(value, amount)
+            self.moves += 1
         rank.pool_done = rank.pool_done or rule.pool_done
         moved = self._enter(rule.phase, number, peeled.source) if rule.phase is not None else False
         if rule.ready:
@@ -146,10 +191,13 @@ class Boot:
             phase = "serving" if self.phase in ("start", "serving") else "warmup"
         elif self.ready and phase == "warmup":
             return False
-        if len(self._rank_phase) < MAX_RANKS or source in self._rank_phase:
+        if self._rank_phase.get(source) != phase and (len(self._rank_phase) < MAX_RANKS or source in self._rank_phase):
             self._rank_phase[source] = phase
+            self.moves += 1
+        self.furthest = max(self.furthest, phase, key=PHASES.index)
         if phase != self.phase:
             self.phase = phase
+            self.moves += 1
             self._events.append(Event("phase", phase, number))
         return phase != "args"
 

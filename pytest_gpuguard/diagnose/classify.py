@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
+from typing import BinaryIO, Final
 
 from ..claims.observation import LogReading
-from .lines import LineSplitter
+from .intake import Intake
 from .stream import Classifier
 
-
-def _classify(feed: Callable[[Classifier], None], engine: str | None, version: str | None = None) -> LogReading:
-    """Run one classifier over a whole log that ``feed`` hands to it."""
-    classifier = Classifier(engine, version)
-    feed(classifier)
-    classifier.close()
-    return classifier.reading()
+#: How much of a log is read at a time.
+CHUNK: Final = 1 << 20
 
 
 def classify_text(text: str | bytes, engine: str | None = "sglang", version: str | None = None) -> LogReading:
@@ -25,25 +21,20 @@ def classify_text(text: str | bytes, engine: str | None = "sglang", version: str
     boot is ``starting``.
     """
     data = text.encode("utf-8", errors="replace") if isinstance(text, str) else text
-
-    def feed(classifier: Classifier) -> None:
-        splitter = LineSplitter()
-        for line in splitter.feed(data) + splitter.close():
-            classifier.feed(line)
-
-    return _classify(feed, engine, version)
+    return classify_stream(BytesIO(data), engine, version)
 
 
 def classify_file(path: str | Path, engine: str | None = "sglang", version: str | None = None) -> LogReading:
     """What a log file says, in constant memory. Raises OSError when it cannot be read."""
+    with Path(path).open("rb") as stream:
+        return classify_stream(stream, engine, version)
 
-    def feed(classifier: Classifier) -> None:
-        splitter = LineSplitter()
-        with Path(path).open("rb") as stream:
-            while chunk := stream.read(1 << 20):
-                for line in splitter.feed(chunk):
-                    classifier.feed(line)
-        for line in splitter.close():
-            classifier.feed(line)
 
-    return _classify(feed, engine, version)
+def classify_stream(stream: BinaryIO, engine: str | None = "sglang", version: str | None = None) -> LogReading:
+    """What a whole log says that is read from an open binary stream, in constant memory."""
+    classifier = Classifier(engine, version)
+    intake = Intake(classifier)
+    while chunk := stream.read(CHUNK):
+        intake.feed(chunk)
+    intake.close()
+    return classifier.reading()

@@ -19,9 +19,11 @@ else:
 
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
-#: The longest run that one quantifier may take, and the most work that all of a pattern's quantifiers may add up to.
+#: The longest run that one quantifier may take, and the most work that all of a pattern's quantifiers may multiply to:
+#: where the pattern may begin anywhere in a line, and where it is tied to the line's beginning.
 MAX_REPEAT: Final = 500
-MAX_WORK: Final = 40_000
+MAX_WORK: Final = 4_000
+MAX_WORK_ANCHORED: Final = 40_000
 
 
 class PatternError(ValueError):
@@ -51,38 +53,51 @@ def parse_toml(text: str) -> dict[str, Any]:
     return data
 
 
-def compile_bounded(pattern: str, flags: int = 0) -> re.Pattern[str]:
+def compile_bounded(pattern: str, flags: int = 0, *, anchored: bool = False) -> re.Pattern[str]:
     """Compile a pattern whose quantifiers are all bounded and not nested; raises PatternError.
 
-    Searching text of length n then costs at most n · MAX_WORK steps, whatever the text is.
+    Searching text of length n then costs at most n · MAX_WORK steps (MAX_WORK_ANCHORED for one that begins with ``^``),
+    whatever the text is. ``anchored``: it is only ever tried where a line begins.
     """
     try:
         parsed = _parser.parse(pattern, flags)
         compiled = re.compile(pattern, flags)
     except re.error as error:
         raise PatternError(f"not a regular expression: {error}") from None
-    _work(parsed)
+    anchored = anchored or (_anchored(parsed) and not compiled.flags & re.MULTILINE)
+    _work(parsed, MAX_WORK_ANCHORED if anchored else MAX_WORK)
     return compiled
 
 
-def _work(items: Any) -> int:
+def _anchored(items: Any) -> bool:
+    """Whether a match can only begin where the text begins."""
+    for op, argument in items:
+        if op is _ops.AT:
+            return argument in (_ops.AT_BEGINNING, _ops.AT_BEGINNING_STRING)
+        if op is _ops.SUBPATTERN:
+            return _anchored(argument[-1])
+        return op is _ops.BRANCH and all(_anchored(branch) for branch in argument[1])
+    return False
+
+
+def _work(items: Any, limit: int) -> int:
     """The product of the variable runs in a sequence; raises PatternError beyond the limits."""
     product = 1
     for op, argument in items:
         if op in (_ops.MAX_REPEAT, _ops.MIN_REPEAT):
             low, high, body = argument
-            inner = _work(body)
+            inner = _work(body, limit)
             if high is _ops.MAXREPEAT or high > MAX_REPEAT:
                 raise PatternError(f"an unbounded quantifier; write {{0,n}} with n <= {MAX_REPEAT}")
             if inner > 1 and high > 1 and high * inner > MAX_REPEAT:
                 raise PatternError("nested quantifiers")
             product *= (high - low + 1) * inner
         elif op is _ops.SUBPATTERN:
-            product *= _work(argument[-1])
+            product *= _work(argument[-1], limit)
         elif op is _ops.BRANCH:
-            product *= max(_work(branch) for branch in argument[1])
+            product *= max(_work(branch, limit) for branch in argument[1])
         elif op in (_ops.ASSERT, _ops.ASSERT_NOT):
-            product *= _work(argument[1])
-        if product > MAX_WORK:
-            raise PatternError(f"too much backtracking: its quantifiers multiply to more than {MAX_WORK}")
+            product *= _work(argument[1], limit)
+        if product > limit:
+            raise PatternError(f"too much backtracking: its quantifiers multiply to more than {limit}")
     return product

@@ -8,24 +8,34 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 from ..claims.outcome import UNKNOWN
 from .blocks import Block
 
 #: How much each kind of finding says when the engine died of it (see ``signatures.TIERS``; ``unknown`` is an exception
-#: that no signature knows, ``probe`` one of a type that is usually caught).
+#: that no signature knows, ``probe`` one of a type that is usually caught, ``silent`` an end announced without one).
 STRONG: Final = {
     "cause": 60,
     "symptom": 50,
     "unknown": 40,
     "probe": 39,
     "collective": 20,
+    "silent": 14,
     "last": 12,
     "consequence": 10,
 }
 #: The same for an exception that was printed without any sign that it ended the engine.
-WEAK: Final = {"cause": 35, "symptom": 32, "unknown": 15, "probe": 14, "collective": 18, "last": 5, "consequence": 4}
+WEAK: Final = {
+    "cause": 35,
+    "symptom": 32,
+    "collective": 18,
+    "unknown": 16,
+    "probe": 15,
+    "silent": 6,
+    "last": 5,
+    "consequence": 4,
+}
 
 _KEPT: Final = 8
 _BOOTING: Final = ("weights", "kv_pool", "graph_capture")
@@ -46,6 +56,7 @@ class Finding:
     signature: str | None
     phase: str
     source: str
+    cure: str | None = None
 
     @property
     def weight(self) -> int:
@@ -59,12 +70,24 @@ class Findings:
 
     by_weight: dict[int, Finding] = field(default_factory=dict)
     hint: Finding | None = None
+    #: Why a module of the engine was left out, which then looks like an unsupported model.
+    left_out: Finding | None = None
     later: list[Finding] = field(default_factory=list)
     peers_died: bool = False
+    #: Counts what was added; with it one can tell that nothing was.
+    revision: int = 0
+
+    @property
+    def undecided(self) -> bool:
+        """Whether there is a failure that the engine may still survive."""
+        return any(not finding.fatal for finding in self.by_weight.values())
 
     def add(self, finding: Finding) -> None:
         """Keep a finding, if it is the first of its weight or among the first consequences."""
-        if finding.weight not in self.by_weight:
+        self.revision += 1
+        known = self.by_weight.get(finding.weight)
+        if known is None or (known.outcome == UNKNOWN and known.tier == "cause" and finding.outcome[:4] == "oom."):
+            # A full GPU whose phase its line does not tell gives way to one that tells it.
             self.by_weight[finding.weight] = finding
         if len(self.later) < _KEPT * 2:
             self.later.append(finding)
@@ -80,8 +103,14 @@ class Findings:
         for finding in known:
             if finding.tier == "last" and self.peers_died:
                 continue
-            if finding.tier in ("unknown", "probe", "consequence") and self.hint is not None:
+            if finding.tier in ("unknown", "probe", "silent", "consequence") and self.hint is not None:
                 return self.hint
+            if finding.outcome == UNKNOWN and finding.tier == "cause":
+                # A full GPU whose phase the line does not tell: another line may.
+                placed = [one for one in known if one.outcome.startswith("oom.") and one.signature != finding.signature]
+                return placed[0] if placed else finding
+            if self.left_out is not None and finding.outcome == "unsupported.model":
+                return self.left_out
             return finding
         # Only a SIGKILL, and yet a rank printed an exception: someone died, nobody says why.
         return known[0] if known else None
@@ -93,25 +122,38 @@ class Findings:
         return tuple(dict.fromkeys(texts))[:_KEPT]
 
 
-def memory_outcome(
-    frames: tuple[tuple[str, re.Pattern[str]], ...], block: Block | None, phase: str, late: bool
-) -> tuple[str, str]:
-    """``oom.<phase>`` of a full GPU, and the phase: by the wrapper, the stack frames, then where the rank was.
+Patterns: TypeAlias = "tuple[tuple[str, re.Pattern[str]], ...]"
 
-    ``frames`` is what a stack frame tells about the phase; ``late``: the server was ready. Before the weights a full
-    GPU proves nothing about the model (another process may hold it): unknown.
+
+def told(patterns: Patterns, text: str) -> str | None:
+    """The phase that the first matching pattern tells, or None."""
+    return next((name for name, pattern in patterns if pattern.search(text)), None)
+
+
+def memory_outcome(
+    frames: Patterns, words: Patterns, text: str, block: Block | None, phase: str, late: bool
+) -> tuple[str, str]:
+    """``oom.<phase>`` of a full GPU, and the phase: by the wrapper, the frames, the words, then where the rank was.
+
+    ``frames`` and ``words`` are what a stack frame, or the failure's own text, tell about the phase; ``late``: the
+    server was ready. Before the weights a full GPU proves nothing about the model (another process may hold it):
+    unknown.
     """
     if late:
         return "oom.runtime", "serving"
     phase = block.phase if block is not None else phase
     if block is not None and block.wrapper_phase is not None:
         phase = block.wrapper_phase
-    elif block is not None:
-        text = block.frames_text()
-        told = next((name for name, pattern in frames if pattern.search(text)), None)
-        if told is not None and not (told == "serving" and phase in _BOOTING):
-            phase = told
-        elif phase == "kv_pool" and block.pool_done:
+    else:
+        said = told(frames, block.frames_text()) if block is not None else None
+        said = said or told(frames, text) or (told(words, text) if phase not in _BOOTING else None)
+        if said == "execution":
+            return "oom.runtime", "serving"
+        if said == "forward":
+            said = None if phase in ("weights", "graph_capture") else "warmup"
+        if said is not None and not (said == "serving" and phase in _BOOTING):
+            phase = said
+        elif phase == "kv_pool" and block is not None and block.pool_done:
             phase = "warmup"
     if phase in _BOOTING:
         return f"oom.{phase}", phase

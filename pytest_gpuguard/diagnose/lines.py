@@ -5,8 +5,9 @@ Memory is constant however long a line is, and no byte sequence makes it fail.
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from .spellings import load_spellings
@@ -15,7 +16,8 @@ from .spellings import load_spellings
 LINE_LIMIT: Final = 64 * 1024
 
 _SEPARATOR: Final = re.compile(rb"[\r\n]")
-_ANSI: Final = re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]")
+#: Also as syslog writes it.
+_ANSI: Final = re.compile(r"(?:\x1b|#033)\[[0-9;?]{0,16}[A-Za-z]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,20 @@ class LineSplitter:
                 self._buffer.clear()
         self._append(data, start, len(data), lines)
         return lines
+
+    @property
+    def at_start(self) -> bool:
+        """Whether the next byte begins a line."""
+        return not self._buffer and self._held is None
+
+    @property
+    def number(self) -> int:
+        """The number of the line that the next byte belongs to."""
+        return self._number
+
+    def skip(self, count: int) -> None:
+        """Count lines that somebody else has read."""
+        self._number += count
 
     def close(self) -> list[Line]:
         """What was written after the last line end, if anything."""
@@ -96,6 +112,7 @@ class Peeled:
     nccl (an NCCL WARN line) or "" where the format has none. ``logged``: it began with a logger's time stamp or level,
     so it does not continue the line before. ``engine``: whose prefix it was, if that is certain. ``worker``: a prefix
     that a launcher (Ray) put in front of the engine's own.
+    ``place``: the file that logged it, where the prefix says so.
     """
 
     source: str
@@ -104,6 +121,7 @@ class Peeled:
     body: str
     engine: str | None = None
     worker: str = ""
+    place: str = ""
 
 
 _LEVELS: Final = {
@@ -119,16 +137,28 @@ _LEVELS: Final = {
     "E": "error",
     "F": "error",
 }
+#: What a log collector put in front: compose, a container runtime, ``[name]: ``, the journal or syslog.
 _CONTAINER: Final = re.compile(
     r"[\w.\-/]{1,64} {1,40}\| |\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{1,9}(?:Z|[+-]\d\d:\d\d) (?:std(?:out|err) [FP] )?"
+    r"|\[[A-Za-z][\w.\-/]{0,64}\]: "
+    r"|(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d)) "
+    r"[\w.\-]{1,64} [\w.@\-/()]{1,64}(?:\[\d{1,9}\])?: "
 )
 _SGLANG: Final = load_spellings().prefix
 _WORKER: Final = re.compile(r"(?:\([A-Za-z_]\w{0,40}(?:[ ,] ?(?:rank|pid|ip)=[\w.:]{1,40}){0,3}\) ){1,4}")
 _VLLM: Final = re.compile(
     r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d "
-    r"(?:\[[^\]\s]{1,80}\]|[\w.]{1,60}:\d{1,6}\]) ?"
+    r"(?:\[(?P<place>[^\]\s]{1,80})\]|(?P<old>[\w.]{1,60}):\d{1,6}\]) ?"
 )
-_RANK: Final = re.compile(r"\[(?P<rank>rank\d{1,5})\]: ?")
+#: Where an engine's own prefix begins, behind whatever a launcher or log collector of another format put in front.
+_INNER: Final = re.compile(
+    r"\((?:EngineCore|Worker|APIServer|VllmWorker|RayWorker|SGLang)[^)\n]{0,60}\) "
+    r"|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d "
+    r"|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: [A-Z]{2,4}\d{1,4}){0,4}\] |\[rank\d{1,5}\]:"
+    r"|\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] \[TRT"
+)
+_INNER_WITHIN: Final = 100
+_RANK: Final = re.compile(r"\[(?P<rank>rank\d{1,5})\]: ?|\[(?P<gpu>gpu(?:_id)?=\d{1,5})\] ?")
 _C10D: Final = re.compile(r"\[(?P<level>[EWIF])(?:\d{3,4})? [^\]\n]{0,120}\] ?")
 _GLOG: Final = re.compile(r"(?P<level>[IWEF])\d{4} \d\d:\d\d:\d\d\.\d{1,9} {1,8}\d{1,9} [\w./]{1,80}:\d{1,6}\] ?")
 _UVICORN: Final = re.compile(r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL): {1,10}")
@@ -136,14 +166,41 @@ _STANDARD: Final = re.compile(
     r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,]?\d{0,9}Z? {1,4}(?:- )?(?:[\w.]{1,80} - )?"
     r"(?P<level>DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b(?: - )? ?"
 )
-_TRTLLM: Final = re.compile(r"(?:\[TensorRT-LLM\]\[(?P<long>[A-Z]{4,8})\] ?|\[TRT-LLM\] \[(?P<short>[EWIF])\] ?){1,3}")
+_LOGURU: Final = re.compile(
+    r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,]?\d{0,6} {0,2}\| {0,2}"
+    r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) {0,9}\| {0,2}(?:[^|\n]{1,120}\| )?"
+)
+_TRTLLM: Final = re.compile(
+    r"(?:\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] )?(?:\[TensorRT-LLM\]\[(?P<long>[A-Z]{4,8})\] ?"
+    r"|\[TRT-LLM\] (?:\[RANK (?P<rank>\d{1,5})\] )?\[(?P<short>[EWIF])\] ?){1,3}"
+)
+#: One JSON object a line: the keys that loggers use for the level and for the text.
+_JSON_LEVEL: Final = re.compile(r'"(?:level|levelname|severity|lvl)" ?: ?"(?P<level>[A-Za-z]{4,8})"')
+_JSON_TEXT: Final = ("message", "msg", "event", "text", "log")
 _PYTHON_WARNING: Final = re.compile(r"\S{1,300}\.py:\d{1,6}: \w{0,40}Warning: ")
 _PLAIN_WARNING: Final = re.compile(r"(?:WARN|WARNING|Warning): ?")
 
 
+def inner(text: str, start: int = 0) -> int:
+    """Where an engine's own prefix begins near ``start``; -1 if none does."""
+    match = _INNER.search(text, start, start + _INNER_WITHIN + 80)
+    return match.start() if match is not None and match.start() - start <= _INNER_WITHIN else -1
+
+
 def peel(text: str) -> Peeled:
     """Take the prefix off a line; a line in no known format comes back whole, without level."""
-    if "\x1b" in text:
+    peeled = _peel(text)
+    if not peeled.level and not peeled.logged and not peeled.source:
+        begin = inner(text)
+        if begin > 0:
+            found = _peel(text[begin:])
+            if found.logged or found.source:
+                return found
+    return peeled
+
+
+def _peel(text: str) -> Peeled:
+    if "\x1b" in text or "#033[" in text:
         text = _ANSI.sub("", text)
     if text[:1].isspace() or not text:
         return Peeled("", "", False, text)
@@ -159,29 +216,58 @@ def peel(text: str) -> Peeled:
         body = text[match.end() :]
         inner = _UVICORN.match(body)
         level = _LEVELS[inner["level"]] if inner else ""
+        if " NCCL " in body[:300] and inner is None:
+            return Peeled(match["ranks"].strip(), _nccl(body), True, body, None, source)
         return Peeled(match["ranks"].strip(), level, True, body[inner.end() :] if inner else body, "sglang", source)
     match = _VLLM.match(text)
     if match is not None:
-        return Peeled(source, _LEVELS[match["level"]], True, text[match.end() :], "vllm")
+        place = match["place"] or match["old"]
+        return Peeled(source, _LEVELS[match["level"]], True, text[match.end() :], "vllm", place=place)
     match = _RANK.match(text)
     if match is not None:
-        source, text = source or match["rank"], text[match.end() :]
-    for prefix in (_C10D, _GLOG, _UVICORN, _STANDARD):
+        source, text = source or match["rank"] or match["gpu"], text[match.end() :]
+    for prefix in (_C10D, _GLOG, _UVICORN, _STANDARD, _LOGURU):
         match = prefix.match(text)
         if match is not None:
             level, rest = _LEVELS[match["level"]], text[match.end() :]
             if prefix is _STANDARD and (_SGLANG.match(rest) or _VLLM.match(rest)):
-                return peel(rest)  # a launcher's logger around the engine's own
+                return _peel(rest)  # a launcher's logger around the engine's own
             return Peeled(source, level, True, rest)
     match = _TRTLLM.match(text)
     if match is not None:
         level = _LEVELS.get(match["short"] or match["long"] or "", "info")
-        return Peeled(source, level, True, text[match.end() :], "trtllm")
+        rank = f"rank{match['rank']}" if match["rank"] else ""
+        return Peeled(source or rank, level, True, text[match.end() :], "trtllm")
+    if text[:1] == "{" and (record := _record(text)) is not None:
+        return replace(record, source=source or record.source)
     if " NCCL " in text[:300]:
-        if " NCCL WARN " in text[:300]:
-            return Peeled(source, "nccl", False, text)
-        if " NCCL INFO " in text[:300] or " NCCL TRACE " in text[:300]:
-            return Peeled(source, "info", False, text)
+        return Peeled(source, _nccl(text), False, text)
     if _PYTHON_WARNING.match(text) or _PLAIN_WARNING.match(text):
         return Peeled(source, "warning", False, text)
     return Peeled(source, "", False, text)
+
+
+def _nccl(text: str) -> str:
+    """The level of a line of NCCL's own log."""
+    head = text[:300]
+    if " NCCL WARN " in head:
+        return "nccl"
+    return "info" if " NCCL INFO " in head or " NCCL TRACE " in head else ""
+
+
+def _record(text: str) -> Peeled | None:
+    """A log record that is one JSON object; None when the line is none."""
+    found = _JSON_LEVEL.search(text)
+    if found is None:
+        return None
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    level = _LEVELS.get(found["level"].upper(), "info")
+    for holder in (record, record.get("fields")):
+        if isinstance(holder, dict):
+            said = next((holder[key] for key in _JSON_TEXT if isinstance(holder.get(key), str)), None)
+            if said is not None:
+                return Peeled("", level, True, said)
+    return None

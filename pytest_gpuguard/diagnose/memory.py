@@ -34,6 +34,8 @@ class RankMemory:
     graph: float | None = None
     avail: float | None = None
     max_total: int | None = None
+    total: float | None = None
+    utilization: float | None = None
     pool_done: bool = False
 
     def take(self, value: str, number: float) -> None:
@@ -53,6 +55,10 @@ class RankMemory:
             self.kv_tokens = max(self.kv_tokens or 0, int(number))
         elif value == "max_total":
             self.max_total = int(number)
+        elif value == "total":
+            self.total = number
+        elif value == "utilization":
+            self.utilization = number
         if value in ("avail", "avail_before", "avail_after"):
             self.avail = number
 
@@ -64,6 +70,7 @@ class RankStore:
     ranks: dict[str, RankMemory] = field(default_factory=dict)
     fraction: float | None = None
     f_min: float | None = None
+    utilization: float | None = None
 
     def rank(self, name: str) -> RankMemory:
         """The memory of a rank by its log prefix ("TP0", "DP1 TP4", "" when there is one rank)."""
@@ -99,8 +106,33 @@ class RankStore:
                 kv_gib=rank.kv if rank.kv is not None else _most(r.kv for r in every),
                 graph_gib=rank.graph if rank.graph is not None else _most(r.graph for r in every),
                 free_gib=_least(r.avail for r in every),
+                total_gib=_least(r.total for r in every),
+                gpu_memory_utilization=self.utilization
+                if self.utilization is not None
+                else _least(r.utilization for r in every),
             )
         )
+
+    def each(self, most: int = 64) -> tuple[tuple[str, MemoryTable], ...]:
+        """The table of every rank that printed memory, in the order of the log."""
+        rows = []
+        for name, rank in self.ranks.items():
+            tokens = rank.max_total if rank.max_total is not None else rank.kv_tokens
+            row = MemoryTable(
+                avail_before_gib=rank.avail_before,
+                avail_after_weights_gib=rank.avail_after,
+                weights_gib=rank.weights,
+                mem_fraction_static=self.fraction,
+                kv_tokens=tokens,
+                kv_gib=rank.kv,
+                graph_gib=rank.graph,
+                free_gib=rank.avail,
+            )
+            if any(number is not None for number in (rank.avail_before, rank.avail_after, rank.weights, rank.kv)):
+                rows.append((name, complete(row)))
+            if len(rows) == most:
+                break
+        return tuple(rows)
 
 
 def complete(table: MemoryTable) -> MemoryTable:

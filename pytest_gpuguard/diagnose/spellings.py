@@ -17,7 +17,9 @@ from .data import compile_bounded, package_toml
 TABLE: Final = "facts/sglang_versions.toml"
 
 #: What a rule may take from a line; all in GiB but the counts of tokens.
-VALUES: Final = frozenset({"avail_before", "avail_after", "weights", "kv_tokens", "kv", "graph", "avail", "max_total"})
+VALUES: Final = frozenset(
+    {"avail_before", "avail_after", "weights", "kv_tokens", "kv", "graph", "avail", "max_total", "total", "utilization"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ def load_spellings() -> Spellings:
     numbers = {name: compile_bounded(pattern) for name, pattern in data["numbers"].items()}
     rules = tuple(_rule(entry, numbers) for entry in data["log"])
     return Spellings(
-        prefix=compile_bounded(data["prefix"]["pattern"]),
+        prefix=compile_bounded(data["prefix"]["pattern"], anchored=True),
         rules=rules,
         starts=tuple({rule.starts for rule in rules if rule.starts}),
         anywhere=tuple({rule.literal for rule in rules if not rule.starts}),

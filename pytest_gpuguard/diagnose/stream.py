@@ -15,37 +15,69 @@ from ..claims.observation import Decisive, LogReading
 from ..claims.outcome import READY, STARTING, UNKNOWN
 from .blocks import HEADER, Block, Spoken, is_exception_line, is_frame_line
 from .boot import Boot, Event, Progress, match_bar
-from .findings import STRONG, Finding, Findings, memory_outcome
-from .lines import Line, Peeled, peel
+from .findings import STRONG, Finding, Findings, memory_outcome, told
+from .lines import Line, Peeled, inner, peel
 from .redact import redact
-from .signatures import BY_PHASE, Signature, load_signatures
+from .resolved import Collector
+from .signatures import BY_PHASE, Signature, SignatureFile, load_signatures
 from .spellings import load_spellings
 
 _VLLM_VERSION: Final = re.compile(r"vLLM API server version (\d[\w.+]{0,40})")
 _MAJORS: Final = re.compile(r"major versions \[[\d, ]{0,80}\]")
+_LEFT_OUT: Final = "Ignore import error when loading"
 _WHAT: Final = re.compile(r"\s{0,8}what\(\):\s{0,8}(?P<text>.{1,4000})", re.DOTALL)
 _TEXT_LIMIT: Final = 4000
+_EARLY: Final = ("start", "args", "init")
+#: Phases whose full GPU has a name of its own; every later one is the run time.
+OOM_OF: Final = {name: f"oom.{name}" for name in ("weights", "kv_pool", "graph_capture")}
 _BLOCKS: Final = 64
+_SHAPES: Final = 4096
+_DIGITS: Final = b"0123456789."
+#: Lines that a serving engine prints by the million: batches, statistics, answered requests.
+STEADY: Final = re.compile(
+    rb"(?:\[(?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?(?: [A-Z_]{2,12}\d{1,5}){0,8}\] ?"
+    rb"(?:(?:Decode|Prefill) batch|INFO:     [\d.]{7,15}:\d)"
+    rb"|(?:\([A-Za-z]\w{0,40}(?: pid=\d{1,9})?\) ){0,2}INFO"
+    rb"(?: \d\d-\d\d \d\d:\d\d:\d\d \[\w{1,40}\.py:\d{1,6}\] Engine \d|:     [\d.]{7,15}:\d)"
+    rb")[^\x00-\x1f\x7f]{0,4000}\r?\n"
+)
 
 
 class Classifier:
     """Lines in, events out; ``reading()`` at any time. Use ``engines.log.LogReader`` for a byte stream."""
 
-    def __init__(self, engine: str | None = "sglang", version: str | None = None, majors: Collection[int] = ()) -> None:
-        """``majors``: the compute capabilities' majors of the GPUs, if known (they tell two JIT failures apart)."""
+    def __init__(
+        self,
+        engine: str | None = "sglang",
+        version: str | None = None,
+        majors: Collection[int] = (),
+        extra: tuple[SignatureFile, ...] = (),
+    ) -> None:
+        """``majors``: the compute capabilities' majors of the GPUs, if known (they tell two JIT failures apart).
+
+        ``extra``: signature files of the user's.
+        """
         self.engine = engine
         self._majors = frozenset(majors)
         self.version = version
         self.lines = 0
-        self._set = load_signatures(engine, version)
+        self._set = load_signatures(engine, version, extra)
         self._fatal_lines = tuple(signature for signature in self._set.lines if signature.fatal)
+        self._certain = tuple(signature for signature in self._set.lines if signature.fatal or signature.hard)
         self._boot = Boot(self._set, load_spellings())
         self._detected = engine
+        self._boot.one_by_one = engine in (None, "sglang")
+        self._collector = Collector(engine, version, self._majors)
         self._findings = Findings()
         self._blocks: dict[str, Block] = {}
         self._current: str | None = None
         self._worker_rank: dict[str, str] = {}
         self._usage = self._fatal = self._stopping = False
+        #: The phase that a traceback tells which is not the decisive one's.
+        self._elsewhere: str | None = None
+        #: Shapes of serving lines that have changed nothing since ``_state`` was last another one.
+        self._calm: set[bytes] = set()
+        self._state: tuple[object, ...] = ()
 
     @property
     def progress(self) -> Progress:
@@ -72,10 +104,53 @@ class Classifier:
             self._boot.bar(bar, line.number)
             # Another process may have written right behind the bar, without a line end between.
             embedded = self._boot.spellings.prefix.search(text, bar.end())
-            text = text[embedded.start() :] if embedded is not None else ""
+            begin = embedded.start() if embedded is not None else inner(text, bar.end())
+            text = text[begin:] if begin > 0 else ""
         if text:
             self._judge(line.number, text)
         return self._boot.drain()
+
+    def skim(self, data: bytes, start: int) -> tuple[int, int]:
+        """Pass over lines of a serving engine that say nothing new; returns where the next line begins, and how many.
+
+        ``data[start:]`` must begin a line. A line is passed over when one like it, digits aside, has been judged
+        and changed nothing, and nothing has changed since.
+        """
+        calm, count = self._calm, 0
+        find = data.find
+        while calm:
+            end = find(b"\n", start) + 1
+            if not end:
+                break
+            raw = data[start:end]
+            if raw.translate(None, _DIGITS) not in calm:
+                break
+            count += 1
+            start = end
+        return start, count
+
+    def passed(self, number: int) -> None:
+        """Lines up to this number were passed over (``skim``)."""
+        self.lines = max(self.lines, number)
+
+    def judged(self, raw: bytes) -> None:
+        """Remember the shape of a line that was fed if it changed nothing; if it did, forget all shapes."""
+        boot = self._boot
+        state = (boot.moves, boot.ready, self._findings.revision, self._usage, self._current, len(self._blocks))
+        if state != self._state:
+            self._state = state
+            self._calm.clear()
+        elif self._settled and STEADY.fullmatch(raw) is not None:
+            if len(self._calm) >= _SHAPES:
+                self._calm.clear()
+            self._calm.add(raw.translate(None, _DIGITS))
+
+    @property
+    def _settled(self) -> bool:
+        """Whether nothing is open that one more healthy line could change, for whichever rank prints it."""
+        if self._blocks or self._current is not None or self._usage or self._findings.undecided:
+            return False
+        return self._boot.ready or self._boot.in_step
 
     def close(self) -> list[Event]:
         """The log is complete: what was printed last and not survived has ended the engine."""
@@ -101,9 +176,13 @@ class Classifier:
             lines=self.lines,
             clipped=boot.clipped,
             fullest_rank=boot.store.fullest(),
+            ranks=boot.store.each(),
+            loaded=boot.loaded,
+            evidence=self._collector.evidence(),
         )
         if decisive is None or (boot.ready and not self._fatal):
             return reading
+        decisive = self._placed(decisive)
         return replace(
             reading,
             outcome=decisive.outcome,
@@ -111,9 +190,26 @@ class Classifier:
             decisive=Decisive(decisive.line, redact(decisive.text)),
             signature=decisive.signature,
             why=decisive.why,
+            cure=decisive.cure,
             fatal=self._fatal,
             consequences=tuple(redact(text) for text in self._findings.consequences(decisive)),
         )
+
+    def _note_phase(self, frames: str) -> None:
+        phase = told(self._set.frames, frames) if self._elsewhere != "execution" else None
+        if phase is not None and phase != "forward":
+            self._elsewhere = phase
+
+    def _placed(self, finding: Finding) -> Finding:
+        """A full GPU whose phase its own lines do not tell: a bar, or another rank's traceback, may."""
+        if finding.tier != "cause" or not (finding.outcome == UNKNOWN or finding.outcome[:4] == "oom."):
+            return finding
+        phase = "serving" if self._elsewhere == "execution" else None
+        if finding.outcome == UNKNOWN and finding.phase in _EARLY:
+            phase = phase or self._boot.shown or self._elsewhere
+        if phase is None:
+            return finding
+        return replace(finding, outcome=OOM_OF.get(phase, "oom.runtime"), phase=phase)
 
     # --- one line ---------------------------------------------------------------------------------------------------
 
@@ -124,6 +220,7 @@ class Classifier:
         elif peeled.source in self._worker_rank:
             peeled = replace(peeled, source=self._worker_rank[peeled.source])
         self._detect(peeled)
+        self._collector.line(number, peeled)
         body = peeled.body
         if self._usage and not peeled.logged and (text[:1].isspace() or text.startswith("usage: ")):
             return
@@ -138,13 +235,13 @@ class Classifier:
             return
         if peeled.level in ("info", "warning"):
             self._go_on(number, peeled)
-            if peeled.level == "warning":
-                self._warning(number, text)
+            self._warning(number, text, peeled)
             return
         if peeled.level != "nccl" and self._traceback(number, body, peeled):
             return
         self._go_on(number, peeled)
-        self._line(number, body, peeled)
+        if not self._line(number, body, peeled):
+            self._plain(number, body, peeled)
 
     def _go_on(self, number: int, peeled: Peeled) -> None:
         if self._boot.line(number, peeled, self._detected):
@@ -153,6 +250,7 @@ class Classifier:
     def _detect(self, peeled: Peeled) -> None:
         if self._detected is None:
             self._detected = peeled.engine
+            self._boot.one_by_one = self._detected in (None, "sglang")
         if self.version is None and "vLLM API server version" in peeled.body:
             match = _VLLM_VERSION.search(peeled.body)
             self.version = match[1] if match is not None else None
@@ -162,7 +260,7 @@ class Classifier:
         if peeled.engine == "sglang" or not peeled.source:
             if self._current is not None and not (peeled.level == "error" and peeled.source == self._current):
                 self._close(self._current)
-            self._current = None
+                self._current = None
         elif peeled.level != "error":
             self._close(peeled.source)
 
@@ -207,7 +305,9 @@ class Classifier:
         # What the engine does not survive comes first: a watcher must not wait for the end of such a log.
         signature = self._match(text, "", (self._fatal_lines, self._set.exceptions, self._set.lines))
         if signature is not None:
-            self._found(signature, Spoken(number, body), None, peeled.source)
+            # A line of code says what would be said; the line that says it may follow.
+            code = body[:1].isspace() and body.lstrip().startswith("raise ")
+            self._found(signature, Spoken(number, body), None, peeled.source, False if code else None, peeled.place)
         return signature is not None
 
     def _speak(self, block: Block, spoken: Spoken) -> None:
@@ -220,6 +320,9 @@ class Classifier:
                 if wrapper.pattern.search(text) is not None:
                     block.wrapper_phase = wrapper.phase or block.wrapper_phase
         frames = block.frames_text()
+        self._note_phase(frames)
+        if not block.died and any(request.matches(text, frames) for request in self._set.requests):
+            return
         signature = self._match(text, frames, (self._set.exceptions, self._set.lines))
         if signature is None and spoken.asserted is not None:
             line, code = spoken.asserted
@@ -233,28 +336,65 @@ class Classifier:
             tier = "probe" if spoken.name in self._set.probes else "unknown"
             self._add(UNKNOWN, tier, spoken, block, None, None, block.wrapper_phase, block.source, fatal=block.died)
 
-    def _line(self, number: int, body: str, peeled: Peeled) -> None:
-        if any(word in body for word in self._set.stops) and peeled.logged:
+    def _line(self, number: int, body: str, peeled: Peeled) -> bool:
+        """A line outside any traceback; True when it says something by itself."""
+        if peeled.logged and any(word in body for word in self._set.stops):
             self._stopping = True
-            return
+            return True
         if self._boot.clip(body):
-            return
+            self._warning(number, body, peeled)
+            return True
         text = body[:_TEXT_LIMIT]
         # SGLang prints no level: what it merely mentions in a line of its log may be a warning.
-        certain = self._fatal_lines if peeled.engine == "sglang" and not peeled.level else self._set.lines
+        certain = self._certain if peeled.engine == "sglang" and not peeled.level else self._set.lines
         signature = self._match(text, "", (certain,))
         if signature is not None:
             if signature.id == "sglang.child_died" and "sigquit" in text.lower():
                 self._findings.peers_died = True
             self._found(signature, Spoken(number, body), None, peeled.source)
+        return signature is not None
 
-    def _warning(self, number: int, text: str) -> None:
-        signature = self._match(text[:_TEXT_LIMIT], "", (self._set.warnings,))
-        if signature is not None and self._findings.hint is None:
-            self._findings.hint = Finding(
-                signature.outcome, "symptom", False, False, number, text[:_TEXT_LIMIT], signature.why, signature.id,
-                self._boot.phase, "",
-            )  # fmt: skip
+    def _plain(self, number: int, body: str, peeled: Peeled) -> None:
+        """A failure's own words on a line that nobody marked as an error: believed unless the engine goes on."""
+        text = body[:_TEXT_LIMIT]
+        if _LEFT_OUT in text:
+            found = self._match(text, "", (self._set.exceptions, self._set.lines))
+            if self._findings.left_out is None:
+                outcome = found.outcome if found is not None and found.outcome != BY_PHASE else "import.abi"
+                why = f"a module of the engine was left out: {found.why if found is not None else 'its import failed'}"
+                self._findings.left_out = self._said(outcome, "cause", number, text, why, None, peeled)
+            return
+        if peeled.engine == "sglang":
+            # SGLang's own log mentions failures that it gets around; those that it does not it raises.
+            self._warning(number, text, peeled)
+            return
+        # Torch ends its report of a full GPU with advice.
+        if any(word in text.split(" If reserved", 1)[0] for word in self._set.mild):
+            return
+        signature = self._match(text, "", (self._set.plain,))
+        if signature is not None:
+            self._found(signature, Spoken(number, body), None, peeled.source, strong=False)
+        else:
+            self._warning(number, text, peeled)
+
+    def _warning(self, number: int, text: str, peeled: Peeled) -> None:
+        """A line that is no failure, but may explain one, or show that somebody else failed."""
+        text = text[:_TEXT_LIMIT]
+        signature = self._match(text, "", (self._set.warnings,))
+        if signature is None:
+            return
+        if signature.tier == "consequence":
+            self._found(signature, Spoken(number, text), None, peeled.source, strong=False)
+        elif self._findings.hint is None:
+            self._findings.hint = self._said(
+                signature.outcome, "symptom", number, text, signature.why, signature.id, peeled
+            )
+
+    def _said(
+        self, outcome: str, tier: str, number: int, text: str, why: str, signature: str | None, peeled: Peeled
+    ) -> Finding:
+        phase = self._boot.phase_of(peeled.source)
+        return Finding(outcome, tier, False, False, number, text, why, signature, phase, peeled.source)
 
     # --- findings ---------------------------------------------------------------------------------------------------
 
@@ -280,7 +420,7 @@ class Classifier:
             self._close(next(iter(self._blocks)))
         memory = self._boot.store.ranks.get(key)
         pool_done = memory is not None and memory.pool_done
-        block = Block(key, died, number, body[:_TEXT_LIMIT], self._boot.phase_of(key), pool_done)
+        block = Block(key, died, number, body[:_TEXT_LIMIT], self._boot.phase_of(key), pool_done, peeled.place)
         block.awaits_header = HEADER not in body
         self._blocks[key] = block
         self._current = key
@@ -292,9 +432,13 @@ class Classifier:
         block = self._blocks.pop(source, None)
         if self._current == source:
             self._current = None
+        if block is not None and not block.spoken:
+            self._note_phase(block.frames_text())
+        if block is not None and (raised := block.raised) is not None:
+            self._speak(block, raised)
         if block is not None and block.died and not block.spoken:
             spoken = Spoken(block.line, block.header)
-            self._add(UNKNOWN, "unknown", spoken, block, None, None, None, block.source, fatal=True)
+            self._add(UNKNOWN, "silent", spoken, block, None, None, None, block.source, fatal=True)
 
     def _match(self, text: str, frames: str, groups: tuple[tuple[Signature, ...], ...]) -> Signature | None:
         best: Signature | None = None
@@ -308,7 +452,15 @@ class Classifier:
                         return best
         return best
 
-    def _found(self, signature: Signature, spoken: Spoken, block: Block | None, source: str = "") -> None:
+    def _found(
+        self,
+        signature: Signature,
+        spoken: Spoken,
+        block: Block | None,
+        source: str = "",
+        strong: bool | None = None,
+        place: str = "",
+    ) -> None:
         outcome, phase = signature.outcome, signature.phase
         if signature.id == "arch.no_supported_majors":
             listed = _MAJORS.search(spoken.text)
@@ -316,8 +468,12 @@ class Classifier:
                 outcome = "jit.compile"  # the kernel has a target for this GPU: it is nvcc that has none
         if outcome == BY_PHASE:
             late = self._boot.ready or self._boot.phase == "serving"
-            outcome, phase = memory_outcome(self._set.frames, block, self._boot.phase_of(source), late)
-        strong_line = block is None
+            where = self._boot.phase_of(source)
+            outcome, phase = memory_outcome(
+                self._set.frames, self._set.told, f"{place} {spoken.text}" if place else spoken.text, block, where, late
+            )
+        if strong is None:
+            strong = block is None or block.died or signature.fatal
         died = block is not None and block.died
         self._add(
             outcome,
@@ -329,7 +485,8 @@ class Classifier:
             phase or (block.wrapper_phase if block is not None else None),
             block.source if block is not None else source,
             fatal=signature.fatal or died,
-            strong=strong_line or died or signature.fatal,
+            strong=strong or signature.fatal,
+            cure=signature.cure,
         )
 
     def _add(
@@ -345,6 +502,7 @@ class Classifier:
         *,
         fatal: bool,
         strong: bool | None = None,
+        cure: str | None = None,
     ) -> None:
         if self._stopping:
             return
@@ -356,7 +514,8 @@ class Classifier:
         text = spoken.text[:_TEXT_LIMIT]
         strong = fatal if strong is None else strong
         before = self._findings.decisive() if self._fatal else None
-        self._findings.add(Finding(outcome, tier, strong, fatal, spoken.line, text, why, signature, phase, source))
+        finding = Finding(outcome, tier, strong, fatal, spoken.line, text, why, signature, phase, source, cure)
+        self._findings.add(finding)
         self._fatal = self._fatal or fatal
         after = self._findings.decisive()
         if self._fatal and after is not None and after != before:

@@ -17,12 +17,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..claims.layout import flag_value, layout_from_flags
 from ..claims.observation import LogReading, MemoryTable, Observation
-from ..claims.outcome import PHASES, READY, STARTING, UNDECIDED, UNKNOWN
+from ..claims.outcome import PHASES, READY, STARTING, UNKNOWN
+from ..diagnose.evidence import weigh
 from ..diagnose.memory import from_server_info, merge_tables
 from ..diagnose.redact import without_secrets
+from ..diagnose.remedies import remedies, setup_of
+from ..diagnose.resolved import off_gpus, resolve
+from ..facts.kernel import KernelWatch
 from .base import BootSpec, Engine, ServerFacts
 
 if TYPE_CHECKING:
+    from ..claims.resolved import Resolved
     from ..facts.lease import Lease
     from .process import ExitInfo, ServerProcess, StopReport
 
@@ -59,7 +64,10 @@ class Limits:
 
 
 class Boot:
-    """A server from its start to its stop. ``used_bytes`` reads the memory of the leased GPUs, if there are any."""
+    """A server from its start to its stop. ``used_bytes`` reads the memory of the leased GPUs, if there are any.
+
+    ``kernel`` watches kernel and driver meanwhile; without one, the kernel is watched and no GPU.
+    """
 
     def __init__(
         self,
@@ -74,6 +82,7 @@ class Boot:
         fds: Sequence[int] = (),
         on_progress: Callable[[Progress], None] | None = None,
         used_bytes: Callable[[], int] | None = None,
+        kernel: KernelWatch | None = None,
     ) -> None:
         self.spec = spec
         self.lease = lease
@@ -95,7 +104,7 @@ class Boot:
         self._ready_after: float | None = None
         self._last_line = 0.0
         self._memory: _MemoryWatch | None = None
-        self._kills_before: int | None = None
+        self._kernel = kernel or KernelWatch()
         self._furthest = PHASES[0]
         sizes = layout_from_flags(spec.flags)
         self._quiet_s = QUIET_S if sizes.tp * sizes.pp * sizes.dp > 1 else QUIET_ALONE_S
@@ -116,10 +125,10 @@ class Boot:
         env.update(self._engine.environment(self.spec, self.lease))
         self._started = self._last_line = time.monotonic()
         try:
-            self._kills_before = _oom_kills()
+            self._kernel.start()
             self._process = ServerProcess.start(list(self.argv), env, None, self.log, pass_fds=self._fds)
             self._file = self.log.open("rb")
-            self._memory = _MemoryWatch(self._process, self._used_bytes)
+            self._memory = _MemoryWatch(self._process, self._used_bytes, self._kernel)
             return self._watch()
         except BaseException:
             self.stop()
@@ -243,20 +252,11 @@ class Boot:
             pass
         reading = self._reader.closed()
         outcome, note = reading.outcome, f"the process ended (exit code {self._exit.code})"
-        kills = _oom_kills()
-        struck = kills is not None and self._kills_before is not None and kills > self._kills_before
         if outcome in (READY, STARTING):
             if self._exit.lost:
                 return self._observe("infra.lost", "the server's warden was killed, and took the server along")
             outcome = UNKNOWN
             note += ", and nothing in its log says why"
-        if struck and outcome in UNDECIDED:
-            outcome = "oom.host"
-            note = f"the kernel's OOM killer struck during this boot (oom_kill {self._kills_before} -> {kills})"
-        elif not struck and reading.signature == "sglang.rank_died":
-            # Its text guesses at the OOM killer from exit code -9; anybody's SIGKILL looks the same.
-            outcome = "indeterminate.peer_died"
-            note = "a rank was killed by SIGKILL, and the kernel's OOM killer did not strike during this boot"
         return self._observe(outcome, note)
 
     def _read(self) -> bool:
@@ -272,6 +272,10 @@ class Boot:
 
     def _observe(self, outcome: str, note: str | None = None) -> Observation:
         reading = self._reader.reading()
+        outcome, note = self._weighed(outcome, note, reading)
+        info = self.facts.info if self.facts is not None else None
+        resolved = resolve(self.spec.engine, self.spec.flags, reading.evidence, info, dict(self.spec.env))
+        outcome, note = off_gpus(outcome, note, resolved, len(self.lease.uuids))
         memory, settings = self._numbers(reading)
         words = flag_value(self.spec.flags, ("--max-total-tokens",))
         requested = int(words) if words is not None and words.isdigit() else None
@@ -293,7 +297,25 @@ class Boot:
             was_ready=self._ready_after is not None,
             gpus=self.lease.uuids,
             elapsed_s=self._ready_after if self._ready_after is not None else time.monotonic() - self._started,
+            resolved=resolved,
+            remedies=self._remedies(outcome, reading, resolved),
+            fullest_rank=reading.fullest_rank,
         )
+
+    def _remedies(self, outcome: str, reading: LogReading, resolved: Resolved) -> tuple[str, ...]:
+        """What would cure this boot, where the log explains its outcome."""
+        if outcome != reading.outcome:
+            return ()
+        return remedies(reading, setup_of(resolved, reading, len(self.lease.uuids)))
+
+    def _weighed(self, outcome: str, note: str | None, reading: LogReading) -> tuple[str, str | None]:
+        """A failure weighed against what kernel and driver say: outcome and note. Nothing is asked when it is ready."""
+        if outcome == READY:
+            return outcome, note
+        evidence = self._kernel.collect(self._process.seen() if self._process is not None else ())
+        explained = reading.outcome == outcome
+        weighed = weigh(outcome, evidence, explained=explained, signature=reading.signature, note=note)
+        return weighed.outcome, weighed.note
 
     def _numbers(self, reading: LogReading) -> tuple[MemoryTable, Mapping[str, Any]]:
         if self.facts is None or not self.facts.info:
@@ -310,6 +332,7 @@ class Boot:
             if self._file is not None:
                 self._file.close()
                 self._file = None
+            self._kernel.close()
             if process is None:
                 return None
             return process.stop(self._limits.grace_s)
@@ -318,10 +341,11 @@ class Boot:
 class _MemoryWatch:
     """Notes when memory last changed, in a thread: a driver that answers slowly must not hide the log from us."""
 
-    def __init__(self, process: ServerProcess, used_bytes: Callable[[], int] | None) -> None:
+    def __init__(self, process: ServerProcess, used_bytes: Callable[[], int] | None, kernel: KernelWatch) -> None:
         self.changed = time.monotonic()
         self._process = process
         self._used_bytes = used_bytes
+        self._kernel = kernel
         self._over = threading.Event()
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -329,7 +353,9 @@ class _MemoryWatch:
         last = 0
         while not self._over.wait(_MEMORY_EVERY_S):
             try:
-                used = self._process.rss_bytes() + (self._used_bytes() if self._used_bytes is not None else 0)
+                used = self._process.rss_bytes()
+                self._kernel.note(self._process.seen())
+                used += self._used_bytes() if self._used_bytes is not None else 0
             except Exception:
                 continue
             if abs(used - last) > _FLAT * max(used, 1):
@@ -367,15 +393,6 @@ def _url(flags: Sequence[str], port: int) -> str:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     scheme = "https" if flag_value(flags, ("--ssl-certfile",)) else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-
-def _oom_kills() -> int | None:
-    """How often the kernel's OOM killer has struck since this machine was started; None when it does not say."""
-    try:
-        words = Path("/proc/vmstat").read_text().split()
-        return int(words[words.index("oom_kill") + 1])
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 def _same_model(served: str, declared: str) -> bool:

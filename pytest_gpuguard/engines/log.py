@@ -12,8 +12,10 @@ from typing import Final
 
 from ..claims.observation import LogReading
 from ..diagnose.boot import Event, Progress
-from ..diagnose.lines import Line, LineSplitter
+from ..diagnose.intake import Intake
+from ..diagnose.lines import Line
 from ..diagnose.redact import redact
+from ..diagnose.signatures import SignatureFile
 from ..diagnose.stream import Classifier
 
 __all__ = ["Event", "LogReader", "Progress"]
@@ -31,18 +33,24 @@ class LogReader:
     print the cause; a later ``fatal`` event then names the better line. ``reading().fatal`` stays True from then on.
 
     ``engine=None`` asks every engine's signatures. ``version`` (the engine's release, if known) narrows them;
-    ``majors`` are the compute capabilities' majors of the GPUs, if known.
+    ``majors`` are the compute capabilities' majors of the GPUs, if known; ``extra`` signature files of the user's.
     """
 
-    def __init__(self, engine: str | None = "sglang", version: str | None = None, majors: Collection[int] = ()) -> None:
-        self._classifier = Classifier(engine, version, majors)
-        self._splitter = LineSplitter()
+    def __init__(
+        self,
+        engine: str | None = "sglang",
+        version: str | None = None,
+        majors: Collection[int] = (),
+        extra: tuple[SignatureFile, ...] = (),
+    ) -> None:
+        self._classifier = Classifier(engine, version, majors, extra)
+        self._intake = Intake(self._classifier, self._keep)
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._closed = False
 
     def feed(self, data: bytes) -> list[Event]:
         """Take the next chunk of output; returns what happened in the lines that it completes."""
-        return self._take(self._splitter.feed(data))
+        return self._intake.feed(data)
 
     def closed(self) -> LogReading:
         """The output has ended (the server exited, or its pipe closed): take the last, unfinished line too.
@@ -51,8 +59,7 @@ class LogReader:
         """
         if not self._closed:
             self._closed = True
-            self._take(self._splitter.close())
-            self._classifier.close()
+            self._intake.close()
         return self.reading()
 
     def reading(self) -> LogReading:
@@ -80,10 +87,6 @@ class LogReader:
             return ()
         return tuple(redact(text) for text in list(self._tail)[-count:])
 
-    def _take(self, lines: list[Line]) -> list[Event]:
-        events: list[Event] = []
-        for line in lines:
-            if line.final:
-                self._tail.append(line.text[:TAIL_CHARS])
-            events += self._classifier.feed(line)
-        return events
+    def _keep(self, line: Line) -> None:
+        if line.final:
+            self._tail.append(line.text[:TAIL_CHARS])

@@ -171,6 +171,11 @@ class ServerProcess:
         with self._lock:
             return set(self._remember())
 
+    def seen(self) -> frozenset[int]:
+        """Every process of the tree that was seen so far, living or not, and the warden."""
+        with self._lock:
+            return frozenset({*self._seen, self.pid, self.warden_pid})
+
     def rss_bytes(self) -> int:
         """Resident memory of the whole tree; pages that its processes share count once for each."""
         return sum(map(rss_bytes, self.pids()))

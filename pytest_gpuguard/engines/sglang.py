@@ -17,6 +17,7 @@ from .base import BootSpec, ServerFacts
 if TYPE_CHECKING:
     import httpx
 
+    from ..diagnose.signatures import SignatureFile
     from ..facts.lease import Lease, PortRange
     from .flags import FlagProblem
     from .log import LogReader
@@ -26,10 +27,13 @@ _MODEL = ("/model_info", "/get_model_info")
 
 
 class SGLang:
-    """The SGLang engine."""
+    """The SGLang engine. ``signatures`` are files of failure signatures that the user adds to ours."""
 
     name = "sglang"
     package = "sglang"
+
+    def __init__(self, signatures: tuple[SignatureFile, ...] = ()) -> None:
+        self._signatures = signatures
 
     def layout_flags(self, layout: Layout, flags: Sequence[str], known: frozenset[str]) -> tuple[str, ...]:
         """Sizes that the flags do not give themselves. dp-attention is one flag since 0.5.23, two before it."""
@@ -86,7 +90,7 @@ class SGLang:
         """A reader of SGLang's log."""
         from .log import LogReader
 
-        return LogReader("sglang", version, majors)
+        return LogReader("sglang", version, majors, self._signatures)
 
     def ask(self, url: str, spec: BootSpec, timeout_s: float) -> ServerFacts:
         """Ask health, then model, then server_info; whatever does not answer is left out."""

@@ -123,6 +123,10 @@ class NvmlChild:
         """
         return {uuid: [(pid, used) for pid, used in self._about(uuid, "processes")] for uuid in uuids}
 
+    def xid_events(self, uuids: Iterable[str]) -> dict[str, bool]:
+        """Whether NVML reports Xid events of each GPU: not under WSL, not for MIG devices."""
+        return {uuid: bool(self._about(uuid, "xid_events")) for uuid in uuids}
+
     def close(self) -> None:
         """End the child. A later question starts a fresh one."""
         with self._lock:
@@ -191,11 +195,9 @@ class NvmlChild:
         return self._opened
 
     def _start(self) -> None:
-        spec = importlib.util.find_spec("pynvml")  # finds, does not import
-        if spec is None or spec.origin is None:
+        folder = binding_folder()
+        if folder is None:
             raise _no_binding()
-        origin = Path(spec.origin)
-        folder = origin.parent.parent if origin.name == "__init__.py" else origin.parent
         process = subprocess.Popen(
             # -I -S: neither the user's sitecustomize nor any .pth file can slow or disturb the child
             [sys.executable, "-I", "-S", str(_CHILD), str(folder)],
@@ -252,6 +254,15 @@ class NvmlChild:
                 process.stdin.close()
         except OSError:
             pass  # an unsent request, to a process that is gone
+
+
+def binding_folder() -> Path | None:
+    """The folder that pynvml is imported from; None when it is not installed. Finds it, and does not import it."""
+    spec = importlib.util.find_spec("pynvml")
+    if spec is None or spec.origin is None:
+        return None
+    origin = Path(spec.origin)
+    return origin.parent.parent if origin.name == "__init__.py" else origin.parent
 
 
 def query_rig(

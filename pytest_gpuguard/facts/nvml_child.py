@@ -37,6 +37,7 @@ class Nvml:
             "links": self.links,
             "memory": self.memory_of,
             "processes": self.processes_of,
+            "xid_events": self.xid_events_of,
         }
         return operations[request["op"]](**request.get("args", {}))
 
@@ -190,6 +191,10 @@ class Nvml:
     def memory_of(self, uuid: str) -> dict[str, int | None]:
         """Memory of one GPU or MIG device in bytes."""
         return self.memory(self.handle(uuid))[0]
+
+    def xid_events_of(self, uuid: str) -> bool:
+        """Whether NVML reports Xid events of this device (nvml.h: nvmlEventTypeXidCriticalError)."""
+        return bool((self.attempt("nvmlDeviceGetSupportedEventTypes", self.handle(uuid)) or 0) & 0x8)
 
     def processes_of(self, uuid: str) -> list[tuple[int, int | None]]:
         """(pid, bytes or None) of all that hold the GPU: compute, graphics, MPS. Host pids inside a container."""

@@ -35,7 +35,7 @@ def header(runner: Runner, items: Iterable[pytest.Item], verbosity: int, facts: 
 
 
 def facts_lines(session: Session, refs: Iterable[StackRef]) -> list[str]:
-    """One line for the rig and one per stack."""
+    """One line for the rig, one per stack, and one for each kind of evidence that this user may not see."""
     try:
         rig = session.rig.describe()
     except HostFault as fault:
@@ -46,6 +46,10 @@ def facts_lines(session: Session, refs: Iterable[StackRef]) -> list[str]:
             lines.append(f"stack {ref.name}: {session.stack(ref).describe()}")
         except (StackAbsent, StackError) as error:
             lines.append(str(error))
+    try:
+        lines += session.missing_evidence()
+    except HostFault:
+        pass  # told above: a rig that cannot be asked
     return lines
 
 

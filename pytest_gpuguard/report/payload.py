@@ -54,6 +54,8 @@ def payload(
             {"line": last.decisive.line, "text": last.decisive.text} if last is not None and last.decisive else None
         ),
         "memory": last.memory.as_dict() if last else None,
+        "remedies": list(last.remedies) if last else [],
+        "resolved": last.resolved.as_dict() if last else None,
         "samples": {name: list(values) for name, values in last.samples.items()} if last else {},
         "elapsed_s": round(last.elapsed_s, 2) if last is not None and last.elapsed_s is not None else None,
         "log": last.log if last else None,

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from ..claims.resolved import Setting
 from ..claims.verdict import Verdict
 from .payload import REPORT_KEY
 
@@ -94,12 +95,21 @@ class Summary:
             for one in others:
                 line = f"{'':<{words}}    {one['verdict']}: {one['expectation']}: {one['fact']}"
                 reporter.write_line(_fitted(reporter, line, 0, verbosity))
+            for said in _differences(data):
+                reporter.write_line(_fitted(reporter, f"{'':<{words}}    {said}", 0, verbosity))
         reporter.write_line(counts(ordered))
         for reason, texts in self.missed().items():
             claims = "claim was" if len(texts) == 1 else "claims were"
             reporter.write_line(
                 f"FAILED --gpuguard-require={reason}: {len(texts)} {claims} not evaluated: {texts[0]}", red=True
             )
+
+
+def _differences(data: dict[str, Any]) -> list[str]:
+    """What runs otherwise than asked, where the claim's own line does not say so already."""
+    settings = (data.get("resolved") or {}).get("settings", ())
+    said = [f"{one['name']}: {Setting(**one)}" for one in settings if one["differs"]]
+    return [text for text in said if text not in data["fact"]]
 
 
 def counts(results: Iterable[dict[str, Any]]) -> str:

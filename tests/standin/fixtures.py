@@ -81,6 +81,19 @@ class FakeRig:
         """Every call about the GPU hangs from now on."""
         self.shared.gpu[gpu].hang = 1
 
+    def xid(self, gpu: int, number: int) -> None:
+        """The driver reports an Xid, and NVML its event."""
+        self.shared.gpu[gpu].xid = number
+        self.shared.gpu[gpu].xids += 1
+
+    def double_bit(self, gpu: int) -> None:
+        """NVML reports a double-bit ECC error."""
+        self.shared.gpu[gpu].double_bits += 1
+
+    def no_events(self, gpu: int) -> None:
+        """NVML does not report Xid events of this GPU."""
+        self.shared.gpu[gpu].no_events = 1
+
     def heal(self) -> None:
         """No GPU is lost or hangs, and the library works."""
         for gpu in self.shared.gpu:

@@ -14,7 +14,7 @@
 
 enum result {
   SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
-  DRIVER_NOT_LOADED = 9, FUNCTION_NOT_FOUND = 13, GPU_IS_LOST = 15, VERSION_MISMATCH = 25
+  DRIVER_NOT_LOADED = 9, TIMEOUT = 10, FUNCTION_NOT_FOUND = 13, GPU_IS_LOST = 15, VERSION_MISMATCH = 25
 };
 typedef int result_t;
 typedef struct { int gpu; int mig; /* -1: the whole GPU */ } handle_t;
@@ -110,7 +110,7 @@ static result_t map_rig(void) {
   if (fstat(file, &facts) == 0 && (size_t)facts.st_size == sizeof(rig_t))
     map = mmap(NULL, sizeof(rig_t), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   close(file);
-  if (map == MAP_FAILED || memcmp(map, "GPURIG2", 8)) return DRIVER_NOT_LOADED;
+  if (map == MAP_FAILED || memcmp(map, "GPURIG3", 8)) return DRIVER_NOT_LOADED;
   rig = map;
   return SUCCESS;
 }
@@ -355,4 +355,64 @@ result_t nvmlDeviceGetPowerManagementLimit(device_t device, unsigned *out) {
 result_t nvmlDeviceGetEnforcedPowerLimit(device_t device, unsigned *out) {
   GPU_OF(device);
   return gpu->power_limit_mw ? give(out, gpu->power_limit_mw) : NOT_SUPPORTED;
+}
+
+/* --- events --------------------------------------------------------------------------------------------------------- */
+
+enum { DOUBLE_BIT_ECC = 2, XID_CRITICAL = 8 };
+typedef struct { uint64_t types[MAX_GPUS]; uint32_t xids[MAX_GPUS], double_bits[MAX_GPUS]; } event_set_t;
+typedef struct { device_t device; unsigned long long type, data; unsigned gpu_instance, compute_instance; } event_t;
+
+static uint64_t event_types(device_t device, const gpu_t *gpu) {
+  if (gpu->no_events || device->mig >= 0) return 0;
+  return XID_CRITICAL | (gpu->ecc == 1 ? DOUBLE_BIT_ECC : 0);
+}
+result_t nvmlDeviceGetSupportedEventTypes(device_t device, unsigned long long *out) {
+  GPU_OF(device);
+  *out = event_types(device, gpu);
+  return SUCCESS;
+}
+result_t nvmlEventSetCreate(event_set_t **out) {
+  result_t result = enter();
+  if (result) return result;
+  *out = calloc(1, sizeof **out);
+  return SUCCESS;
+}
+result_t nvmlEventSetFree(event_set_t *set) {
+  free(set);
+  return SUCCESS;
+}
+result_t nvmlDeviceRegisterEvents(device_t device, unsigned long long types, event_set_t *set) {
+  GPU_OF(device);
+  if (!types || types & ~event_types(device, gpu)) return NOT_SUPPORTED;
+  set->types[device->gpu] |= types;
+  set->xids[device->gpu] = gpu->xids; /* what came before is not told */
+  set->double_bits[device->gpu] = gpu->double_bits;
+  return SUCCESS;
+}
+result_t nvmlEventSetWait_v2(event_set_t *set, event_t *out, unsigned timeout_ms) {
+  result_t result = enter();
+  if (result) return result;
+  for (unsigned waited = 0;; waited += 5) {
+    int lost = 0;
+    for (uint32_t i = 0; i < rig->count; i++) {
+      gpu_t *gpu = &rig->gpu[i];
+      if (!set->types[i]) continue;
+      while (gpu->hang) usleep(10000);
+      if (set->types[i] & XID_CRITICAL && gpu->xids != set->xids[i]) {
+        set->xids[i]++;
+        *out = (event_t){&whole[i], XID_CRITICAL, gpu->xid, ~0u, ~0u};
+        return SUCCESS;
+      }
+      if (set->types[i] & DOUBLE_BIT_ECC && gpu->double_bits != set->double_bits[i]) {
+        set->double_bits[i]++;
+        *out = (event_t){&whole[i], DOUBLE_BIT_ECC, 1, ~0u, ~0u};
+        return SUCCESS;
+      }
+      lost |= gpu->lost;
+    }
+    if (lost) return GPU_IS_LOST;
+    if (waited >= timeout_ms) return TIMEOUT;
+    usleep(5000);
+  }
 }

@@ -40,6 +40,9 @@ typedef struct {
   uint32_t hang;               /* every call about it never returns */
   uint32_t memory_unsupported; /* GB10: neither v1 nor v2 */
   uint32_t links;              /* active NVLinks; 0: NVLink is not supported at all */
+  uint32_t no_events;          /* 1: Xid events are not supported (WSL, MIG) */
+  uint32_t xid, xids;          /* the last Xid, and how many there were: counting up raises the event */
+  uint32_t double_bits;        /* double-bit ECC errors so far */
   uint32_t mig_count;
   char link_peer[MAX_LINKS][32]; /* PCI bus id at the other end; "" is not told */
   mig_t mig_device[MAX_MIG];

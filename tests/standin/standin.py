@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-MAGIC = b"GPURIG2"
+MAGIC = b"GPURIG3"
 MIB = 1 << 20
 MAX_GPUS, MAX_PROCESSES, MAX_MIG, MAX_LINKS = 16, 64, 7, 18
 U32, U64 = ctypes.c_uint32, ctypes.c_uint64
@@ -59,6 +59,10 @@ class Gpu(ctypes.Structure):
         ("hang", U32),
         ("memory_unsupported", U32),
         ("links", U32),
+        ("no_events", U32),
+        ("xid", U32),
+        ("xids", U32),
+        ("double_bits", U32),
         ("mig_count", U32),
         ("link_peer", (ctypes.c_char * 32) * MAX_LINKS),
         ("mig_device", Mig * MAX_MIG),

@@ -1,7 +1,9 @@
 """Boots like SGLang 0.5.23 as far as a watcher can see: argv, log lines, HTTP, and ways to die.
 
 What goes wrong is told by the environment: FAKE_SGLANG is one of the words in ``main``; FAKE_SGLANG_DELAY is the
-time between phases in seconds. Nothing is allocated and no GPU is touched.
+time between phases in seconds. FAKE_SGLANG_SAYS are more messages of its log, one a line; FAKE_SGLANG_DEVICE is the
+device that it comes to run on; FAKE_SGLANG_INFO is more of its server_info, as JSON. Nothing is allocated and no GPU is
+touched.
 """
 
 import argparse
@@ -16,6 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 MODE = os.environ.get("FAKE_SGLANG", "ready")
 DELAY = float(os.environ.get("FAKE_SGLANG_DELAY", "0.02"))
+DEVICE = os.environ.get("FAKE_SGLANG_DEVICE")
 WORDS = ["alpha", "beta", "gamma", "delta"]
 
 
@@ -38,6 +41,13 @@ def die(*traceback):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def kernel(*messages):
+    """Add messages to the file that stands in for /dev/kmsg."""
+    with open(os.environ["FAKE_SGLANG_KMSG"], "a") as file:
+        for number, message in enumerate(messages):
+            file.write(f"4,{number},{time.monotonic_ns() // 1000},-;{message}\n SUBSYSTEM=fake\n")
+
+
 def parse():
     parser = argparse.ArgumentParser(prog="launch_server.py")
     parser.add_argument("--model-path", "--model", required=True)
@@ -57,6 +67,9 @@ def parse():
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--load-format", default="auto")
     parser.add_argument("--flashinfer-allreduce-fusion-backend", default=None)
+    parser.add_argument("--attention-backend")
+    parser.add_argument("--enable-torch-symm-mem", action="store_true")
+    parser.add_argument("--enable-mscclpp", action="store_true")
     parser.add_argument("--json-model-override-args", default="{}")
     return parser.parse_args()
 
@@ -93,6 +106,7 @@ class Handler(BaseHTTPRequestHandler):
                     "mem_fraction_static": self.args.mem_fraction_static,
                     "max_total_num_tokens": self.tokens,
                     "version": "0.5.23",
+                    "device": DEVICE or self.args.device,
                     "internal_states": [
                         {
                             "memory_usage": {
@@ -103,6 +117,7 @@ class Handler(BaseHTTPRequestHandler):
                             }
                         }
                     ],
+                    **json.loads(os.environ.get("FAKE_SGLANG_INFO", "{}")),
                 }
             )
         return self.reply({"error": "not found"}, 404)
@@ -149,7 +164,10 @@ def main():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         hold = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
         subprocess.Popen([sys.executable, "-c", hold], start_new_session=True)
-    log(f"server_args={{'model_path': {args.model_path!r}, 'mem_fraction_static': {args.mem_fraction_static}}}")
+    device = DEVICE or args.device
+    log(
+        f"server_args={{'model_path': {args.model_path!r}, 'mem_fraction_static': {args.mem_fraction_static}, 'device': {device!r}}}"
+    )
     if MODE == "silent_exit":
         sys.exit(0)
     if MODE == "noise":
@@ -194,6 +212,16 @@ def main():
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 672.00 MiB. GPU 2 has a total capacity of "
             "94.97 GiB of which 136.94 MiB is free. Including non-PyTorch memory, this process has 94.83 GiB memory in use."
         )
+    if MODE == "killed":  # as the kernel's OOM killer does it: two messages, then SIGKILL
+        kernel(
+            f"oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,task_memcg=/,task=python,pid={os.getpid()},uid=0",
+            f"Out of memory: Killed process {os.getpid()} (python) total-vm:181200000kB, anon-rss:62914560kB, file-rss:0kB",
+        )
+        os.kill(os.getpid(), signal.SIGKILL)
+    if MODE == "xid":  # FAKE_SGLANG_XID: "0000:16:00 79"
+        bus, number = os.environ["FAKE_SGLANG_XID"].split()
+        kernel(f"NVRM: Xid (PCI:{bus}): {number}, pid={os.getpid()}, name=python, Ch 00000008")
+        die("RuntimeError: CUDA error: an illegal memory access was encountered")
     if MODE == "keyerror":
         die("KeyError: 12")
     time.sleep(DELAY)
@@ -216,6 +244,8 @@ def main():
         )
     log(f"KV Cache is allocated. dtype: torch.bfloat16, #tokens: {tokens}, K size: 1.00 GB, V size: 1.00 GB")
     log("Memory pool end. avail mem=90.50 GB")
+    for message in os.environ.get("FAKE_SGLANG_SAYS", "").splitlines():
+        log(message)
     if args.flashinfer_allreduce_fusion_backend and args.tensor_parallel_size > 1:
         die("ValueError: FlashInfer allreduce fusion requires SM90 or SM10X NVIDIA GPUs.")
     log(

@@ -1,0 +1,183 @@
+"""A log's explanation for people and programs: plain lines into a pipe, colours and a bar on a terminal, or JSON.
+
+It shows what was read and computes nothing; every size is GiB and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from ..claims.account import short
+from ..claims.observation import LogReading, MemoryTable
+from ..claims.outcome import READY, STARTING
+from ..claims.resolved import Resolved
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+_WIDTH: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """One log, and all that is to be said of it."""
+
+    log: str
+    reading: LogReading
+    resolved: Resolved
+    remedies: tuple[str, ...]
+
+
+def as_json(one: Explained) -> dict[str, Any]:
+    """The object of ``gpuguard explain --json``: stable keys, unknown values null, sizes in GiB."""
+    reading = one.reading
+    decisive = reading.decisive
+    return {
+        "log": one.log,
+        "engine": reading.engine,
+        "engine_version": reading.engine_version,
+        "outcome": reading.outcome,
+        "phase": reading.phase,
+        "decisive": {"line": decisive.line, "text": decisive.text} if decisive is not None else None,
+        "why": reading.why,
+        "signature": reading.signature,
+        "memory": reading.memory.as_dict(),
+        "fullest_rank": reading.fullest_rank,
+        "ranks": [{"rank": name, **table.as_dict()} for name, table in reading.ranks],
+        "remedies": list(one.remedies),
+        "resolved": one.resolved.as_dict(),
+        "consequences": list(reading.consequences),
+        "lines": reading.lines,
+    }
+
+
+def plain(one: Explained) -> str:
+    """The explanation as lines of text, the first of which says it all."""
+    return "\n".join(text for text, _ in _lines(one))
+
+
+def print_rich(one: Explained) -> None:
+    """Print to the terminal, with colours and a picture of the memory table."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for text, style in _lines(one):
+        if style == "bar":
+            picture = _picture(one.reading.memory)
+            if picture is not None:
+                console.print(picture)
+        console.print(Text(text, style="" if style == "bar" else style), soft_wrap=True)
+
+
+def _lines(one: Explained) -> Iterator[tuple[str, str]]:
+    """Lines with their style; the first line of the memory table has the style ``bar``."""
+    reading = one.reading
+    healthy = reading.outcome in (READY, STARTING)
+    colour = "bold green" if healthy else "bold red"
+    yield f"{one.log}: {_headline(reading)}", colour
+    if reading.decisive is not None:
+        yield f"  line {reading.decisive.line}: {short(reading.decisive.text.strip(), 300)}", "bold"
+    if reading.why:
+        yield f"  {reading.why}", ""
+    style = "bar"
+    for text in _memory(reading):
+        yield text, style
+        style = ""
+    for text in one.remedies:
+        yield f"  cure: {text}", "cyan"
+    for setting in one.resolved.differences():
+        yield f"  {setting.name}: {setting}", "yellow"
+    if reading.consequences:
+        yield f"  after it: {short(reading.consequences[0], 160)}" + _more(len(reading.consequences) - 1), "dim"
+
+
+def _headline(reading: LogReading) -> str:
+    engine = " ".join(filter(None, (reading.engine, reading.engine_version))) or "engine unknown"
+    if reading.outcome == READY:
+        return f"ready ({engine}, {reading.lines:,} lines)"
+    if reading.outcome == STARTING:
+        return f"starting: healthy so far, in phase {reading.phase} ({engine}, {reading.lines:,} lines)"
+    return f"{reading.outcome} in phase {reading.phase} ({engine})"
+
+
+def _more(count: int) -> str:
+    return f" (and {count} more)" if count > 0 else ""
+
+
+def _memory(reading: LogReading) -> Iterator[str]:
+    table = reading.memory
+    rows = list(_rows(table))
+    if not rows:
+        return
+    ranks = len(reading.ranks)
+    whose = f" of {reading.fullest_rank}, the fullest of {ranks} ranks" if reading.fullest_rank and ranks > 1 else ""
+    yield f"  memory{whose}, in GiB (which engines print as GB)"
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        yield f"    {name:<{width}}  {value:>10}"
+
+
+def _rows(table: MemoryTable) -> Iterator[tuple[str, str]]:
+    sizes: tuple[tuple[str, float | None], ...] = (
+        ("card", table.total_gib),
+        ("free before the weights", table.avail_before_gib),
+        ("weights", table.weights_gib),
+        ("left after the weights", table.avail_after_weights_gib),
+        (_held(table), table.reserved_gib),
+        ("for the KV pool", table.rest_gib),
+        ("KV pool", table.kv_gib),
+        ("graphs", table.graph_gib),
+        ("last free memory printed", table.free_gib),
+    )
+    shown = [(name, size) for name, size in sizes if size is not None]
+    if not any(name not in ("last free memory printed", "card", _held(table)) for name, _ in shown):
+        return
+    for name, size in shown:
+        yield name, f"{size:.2f}"
+    if table.kv_tokens is not None:
+        yield "KV tokens", f"{table.kv_tokens:,}"
+    if table.f_min is not None:
+        yield "least fraction (1 - left/free)", f"{table.f_min:.4f}"
+
+
+def _held(table: MemoryTable) -> str:
+    fraction = table.mem_fraction_static
+    return f"held back, free*(1 - {fraction:.4g})" if fraction is not None else "held back"
+
+
+def _picture(table: MemoryTable) -> Text | None:
+    """A bar of what was free before the weights: weights, KV pool, graphs, and the rest."""
+    from rich.text import Text
+
+    whole = table.avail_before_gib
+    if whole is None or whole <= 0 or table.weights_gib is None:
+        return None
+    parts = [
+        ("weights", table.weights_gib, "blue"),
+        ("KV", table.kv_gib, "green"),
+        ("graphs", table.graph_gib, "magenta"),
+    ]
+    bar = Text("  ")
+    legend = Text("  ")
+    used = 0
+    for name, size, colour in parts:
+        if size is None or size <= 0:
+            continue
+        cells = min(max(1, round(size / whole * _WIDTH)), _WIDTH - used)
+        bar.append("█" * cells, colour)
+        legend.append("■ ", colour)
+        legend.append(f"{name}  ")
+        used += cells
+    held = 0
+    if table.rest_gib is not None and table.rest_gib < 0 and table.reserved_gib is not None:
+        held = min(_WIDTH - used, round(table.reserved_gib / whole * _WIDTH))
+    bar.append("░" * (_WIDTH - used - held), "dim")
+    bar.append("▒" * held, "red")
+    legend.append("░ free", "dim")
+    if held:
+        legend.append("  ▒ held back by the fraction", "red")
+    bar.append(f" {whole:.1f} GiB")
+    return Text("\n").join([bar, legend])
