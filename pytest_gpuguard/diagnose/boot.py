@@ -147,9 +147,11 @@ class Boot:
         match = _FRACTION.search(body)
         if match is not None and self.store.fraction is None:
             self.store.fraction = float(match[1])
+            self.moves += 1
         match = _UTILIZATION.search(body)
-        if match is not None:
+        if match is not None and self.store.utilization != float(match[1]):
             self.store.utilization = float(match[1])
+            self.moves += 1
 
     def error_numbers(self, text: str) -> None:
         """Take what the error text of a full KV pool says: the fraction, and the least that would do."""
@@ -163,6 +165,7 @@ class Boot:
         match = _CLIPPED.search(body) if "profiled value" in body else None
         if match is not None:
             self.clipped = (int(match[1]), int(match[2]))
+            self.moves += 1
         return match is not None
 
     def _numbers(self, line: PhaseLine, peeled: Peeled) -> None:

@@ -162,6 +162,16 @@ def complete(table: MemoryTable) -> MemoryTable:
     )
 
 
+def margin_gib(table: MemoryTable, ready: bool) -> float | None:
+    """GiB to spare: the least free memory over the ranks of a server that is ready; below 0, what the pool lacked.
+
+    None where nothing was left to measure.
+    """
+    if ready:
+        return table.free_gib
+    return table.rest_gib if table.rest_gib is not None and table.rest_gib <= 0 else None
+
+
 def from_server_info(info: Mapping[str, Any]) -> tuple[MemoryTable, dict[str, Any]]:
     """``/server_info`` (or ``/get_server_info``) → memory table and resolved settings, whatever the release.
 

@@ -46,6 +46,8 @@ class Collector:
         self._dump: tuple[tuple[str, str], ...] = ()
         self._dump_line = 0
         self._ready = LogEvidence()
+        #: Counts what was learnt.
+        self.revision = 0
 
     def line(self, number: int, peeled: Peeled) -> None:
         """Take a line. Only what a logger printed counts: a request's text may say anything."""
@@ -74,6 +76,7 @@ class Collector:
         found = fields(body.partition(rule.after)[2], self._tables[id(rule)].keys)
         self._dump, self._dump_line = tuple(found.items()), number
         self._ready = _STALE
+        self.revision += 1
 
     def _said(self, number: int, body: str, rule: LineRule) -> None:
         match = rule.pattern.search(body) if rule.pattern is not None else None
@@ -98,6 +101,7 @@ class Collector:
                 return
             kept.append(FeatureEvidence(rule.feature, rule.on, _quote(number, body), rule.requested))
         self._ready = _STALE
+        self.revision += 1
 
 
 _STALE: Final = LogEvidence(line=-1)

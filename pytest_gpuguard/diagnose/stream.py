@@ -19,7 +19,7 @@ from .findings import STRONG, Finding, Findings, memory_outcome, told
 from .lines import Line, Peeled, inner, peel
 from .redact import redact
 from .resolved import Collector
-from .signatures import BY_PHASE, Signature, SignatureFile, load_signatures
+from .signatures import BY_PHASE, Signature, SignatureFile, SignatureSet, load_signatures
 from .spellings import load_spellings
 
 _VLLM_VERSION: Final = re.compile(r"vLLM API server version (\d[\w.+]{0,40})")
@@ -31,16 +31,20 @@ _EARLY: Final = ("start", "args", "init")
 #: Phases whose full GPU has a name of its own; every later one is the run time.
 OOM_OF: Final = {name: f"oom.{name}" for name in ("weights", "kv_pool", "graph_capture")}
 _BLOCKS: Final = 64
-_SHAPES: Final = 4096
-_DIGITS: Final = b"0123456789."
-#: Lines that a serving engine prints by the million: batches, statistics, answered requests.
-STEADY: Final = re.compile(
-    rb"(?:\[(?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?(?: [A-Z_]{2,12}\d{1,5}){0,8}\] ?"
-    rb"(?:(?:Decode|Prefill) batch|INFO:     [\d.]{7,15}:\d)"
-    rb"|(?:\([A-Za-z]\w{0,40}(?: pid=\d{1,9})?\) ){0,2}INFO"
-    rb"(?: \d\d-\d\d \d\d:\d\d:\d\d \[\w{1,40}\.py:\d{1,6}\] Engine \d|:     [\d.]{7,15}:\d)"
-    rb")[^\x00-\x1f\x7f]{0,4000}\r?\n"
-)
+_SHAPES: Final = 1024
+_DIGITS: Final = b"0123456789"
+#: A line that may be remembered by its shape.
+_ORDINARY: Final = re.compile(rb"[^\x00-\x1f\x7f]{1,4000}\r?\n")
+
+
+def _numbered(signatures: SignatureSet) -> tuple[bytes, ...]:
+    """The literals that tell a line's meaning by a number in them, without their digits."""
+    spellings = load_spellings()
+    literals = [literal for one in signatures.all() if one.where != "exception" or one.hard for literal in one.any]
+    literals += [text for rule in spellings.rules for text in (rule.literal, rule.starts)]
+    literals += [*signatures.deaths, *signatures.stops, *signatures.ready, *signatures.dumps]
+    raw = (literal.encode() for literal in literals if any(mark.isdigit() for mark in literal))
+    return tuple(dict.fromkeys(literal.translate(None, _DIGITS) for literal in raw))
 
 
 class Classifier:
@@ -75,8 +79,9 @@ class Classifier:
         self._usage = self._fatal = self._stopping = False
         #: The phase that a traceback tells which is not the decisive one's.
         self._elsewhere: str | None = None
-        #: Shapes of serving lines that have changed nothing since ``_state`` was last another one.
+        #: Shapes of lines that have changed nothing since ``_state`` was last another one.
         self._calm: set[bytes] = set()
+        self._numbered = _numbered(self._set)
         self._state: tuple[object, ...] = ()
 
     @property
@@ -111,7 +116,9 @@ class Classifier:
         return self._boot.drain()
 
     def skim(self, data: bytes, start: int) -> tuple[int, int]:
-        """Pass over lines of a serving engine that say nothing new; returns where the next line begins, and how many.
+        """Pass over lines that say nothing new, as a serving engine prints by the million.
+
+        Returns where the next line begins, and how many were passed.
 
         ``data[start:]`` must begin a line. A line is passed over when one like it, digits aside, has been judged
         and changed nothing, and nothing has changed since.
@@ -135,15 +142,31 @@ class Classifier:
 
     def judged(self, raw: bytes) -> None:
         """Remember the shape of a line that was fed if it changed nothing; if it did, forget all shapes."""
-        boot = self._boot
-        state = (boot.moves, boot.ready, self._findings.revision, self._usage, self._current, len(self._blocks))
+        boot, findings = self._boot, self._findings
+        state = (
+            boot.moves,
+            boot.ready,
+            findings.revision,
+            findings.hint is None,
+            findings.left_out is None,
+            self._collector.revision,
+            len(self._worker_rank),
+            self._stopping,
+            self._usage,
+            self._current,
+            len(self._blocks),
+        )
         if state != self._state:
             self._state = state
             self._calm.clear()
-        elif self._settled and STEADY.fullmatch(raw) is not None:
+        elif self._settled and _ORDINARY.fullmatch(raw) is not None:
+            shape = raw.translate(None, _DIGITS)
+            # Where a number decides what a line means, its shape does not say it.
+            if any(literal in shape for literal in self._numbered):
+                return
             if len(self._calm) >= _SHAPES:
                 self._calm.clear()
-            self._calm.add(raw.translate(None, _DIGITS))
+            self._calm.add(shape)
 
     @property
     def _settled(self) -> bool:

@@ -13,6 +13,7 @@ from ..claims.account import short
 from ..claims.observation import LogReading, MemoryTable
 from ..claims.outcome import READY, STARTING
 from ..claims.resolved import Resolved
+from ..diagnose.memory import margin_gib
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -43,7 +44,7 @@ def as_json(one: Explained) -> dict[str, Any]:
         "decisive": {"line": decisive.line, "text": decisive.text} if decisive is not None else None,
         "why": reading.why,
         "signature": reading.signature,
-        "memory": reading.memory.as_dict(),
+        "memory": reading.memory.as_dict() | {"margin_gib": margin_gib(reading.memory, reading.outcome == READY)},
         "fullest_rank": reading.fullest_rank,
         "ranks": [{"rank": name, **table.as_dict()} for name, table in reading.ranks],
         "remedies": list(one.remedies),
@@ -109,7 +110,7 @@ def _more(count: int) -> str:
 
 def _memory(reading: LogReading) -> Iterator[str]:
     table = reading.memory
-    rows = list(_rows(table))
+    rows = list(_rows(table, reading.outcome == READY))
     if not rows:
         return
     ranks = len(reading.ranks)
@@ -120,7 +121,8 @@ def _memory(reading: LogReading) -> Iterator[str]:
         yield f"    {name:<{width}}  {value:>10}"
 
 
-def _rows(table: MemoryTable) -> Iterator[tuple[str, str]]:
+def _rows(table: MemoryTable, ready: bool) -> Iterator[tuple[str, str]]:
+    last = "margin (free at the end)" if ready else "last free memory printed"
     sizes: tuple[tuple[str, float | None], ...] = (
         ("card", table.total_gib),
         ("free before the weights", table.avail_before_gib),
@@ -130,10 +132,10 @@ def _rows(table: MemoryTable) -> Iterator[tuple[str, str]]:
         ("for the KV pool", table.rest_gib),
         ("KV pool", table.kv_gib),
         ("graphs", table.graph_gib),
-        ("last free memory printed", table.free_gib),
+        (last, table.free_gib),
     )
     shown = [(name, size) for name, size in sizes if size is not None]
-    if not any(name not in ("last free memory printed", "card", _held(table)) for name, _ in shown):
+    if not any(name not in (last, "card", _held(table)) for name, _ in shown):
         return
     for name, size in shown:
         yield name, f"{size:.2f}"
