@@ -19,7 +19,7 @@ from .claims.observation import LogReading
 from .diagnose.boot import Event
 from .diagnose.classify import CHUNK
 from .diagnose.intake import Intake
-from .diagnose.signatures import SignatureFile
+from .diagnose.signature import SignatureFile
 from .diagnose.stream import Classifier
 
 STDIN: Final = "-"

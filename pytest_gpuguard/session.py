@@ -20,7 +20,7 @@ from .facts.stackref import StackRef
 
 if TYPE_CHECKING:
     from .boots import BootPool
-    from .diagnose.signatures import SignatureFile
+    from .diagnose.signature import SignatureFile
     from .engines.base import Engine
     from .facts.gpu import Rig
     from .facts.nvml import NvmlChild

@@ -6,13 +6,8 @@ import pytest
 
 from pytest_gpuguard.claims.outcome import OUTCOMES
 from pytest_gpuguard.diagnose.data import PatternError, compile_bounded
-from pytest_gpuguard.diagnose.signatures import (
-    BY_PHASE,
-    SignatureError,
-    SignatureSet,
-    load_signatures,
-    parse_signatures,
-)
+from pytest_gpuguard.diagnose.signature import BY_PHASE, SignatureSet
+from pytest_gpuguard.diagnose.signatures import SignatureError, load_signatures, parse_signatures
 
 GOOD = """\
 [[signature]]

@@ -9,7 +9,8 @@ from .boot import Event, Progress
 from .classify import classify_file, classify_text
 from .memory import from_server_info, merge_tables
 from .redact import redact
-from .signatures import Signature, SignatureError, load_signatures
+from .signature import Signature
+from .signatures import SignatureError, load_signatures
 from .stream import Classifier
 
 __all__ = [

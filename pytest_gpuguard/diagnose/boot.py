@@ -14,7 +14,7 @@ from ..claims.outcome import PHASES
 from .lines import Peeled
 from .memory import MAX_RANKS, RankStore
 from .redact import redact
-from .signatures import PhaseLine, SignatureSet
+from .signature import PhaseLine, SignatureSet
 from .spellings import LogRule, Spellings
 
 _BAR: Final = re.compile(

@@ -19,7 +19,8 @@ from .findings import STRONG, Finding, Findings, memory_outcome, told
 from .lines import Line, Peeled, inner, peel
 from .redact import redact
 from .resolved import Collector
-from .signatures import BY_PHASE, Signature, SignatureFile, SignatureSet, load_signatures
+from .signature import BY_PHASE, Signature, SignatureFile, SignatureSet
+from .signatures import load_signatures
 from .spellings import load_spellings
 
 _VLLM_VERSION: Final = re.compile(r"vLLM API server version (\d[\w.+]{0,40})")

@@ -25,6 +25,7 @@ from ..diagnose.remedies import remedies, setup_of
 from ..diagnose.resolved import off_gpus, resolve
 from ..facts.kernel import KernelWatch
 from .base import BootSpec, Engine, ServerFacts
+from .watching import Asking, MemoryWatch
 
 if TYPE_CHECKING:
     from ..claims.resolved import Resolved
@@ -36,12 +37,8 @@ POLL_S: Final = 0.03
 QUIET_S: Final = 0.15
 QUIET_ALONE_S: Final = 0.03
 SETTLE_S: Final = 0.3
-_MEMORY_EVERY_S: Final = 1.0
-_HTTP_TIMEOUT_S: Final = 20.0
 _FOREIGN_PORT_S: Final = 10.0
 _TAIL_LINES: Final = 40
-#: Changes of memory below this share are noise, not progress.
-_FLAT: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +100,7 @@ class Boot:
         self._started = 0.0
         self._ready_after: float | None = None
         self._last_line = 0.0
-        self._memory: _MemoryWatch | None = None
+        self._memory: MemoryWatch | None = None
         self._kernel = kernel or KernelWatch()
         self._furthest = PHASES[0]
         sizes = layout_from_flags(spec.flags)
@@ -128,7 +125,7 @@ class Boot:
             self._kernel.start()
             self._process = ServerProcess.start(list(self.argv), env, None, self.log, pass_fds=self._fds)
             self._file = self.log.open("rb")
-            self._memory = _MemoryWatch(self._process, self._used_bytes, self._kernel)
+            self._memory = MemoryWatch(self._process, self._used_bytes, self._kernel)
             return self._watch()
         except BaseException:
             self.stop()
@@ -140,7 +137,7 @@ class Boot:
     def _watch(self) -> Observation:
         ready_since: float | None = None
         fatal_since: float | None = None
-        asking: _Asking | None = None
+        asking: Asking | None = None
         shown: tuple[Any, ...] = ()
         while True:
             now = time.monotonic()
@@ -156,7 +153,7 @@ class Boot:
             elif reading.ready_line:
                 ready_since = ready_since if ready_since is not None else now
                 if asking is None:
-                    asking = _Asking(self._engine, self.url, self.spec)
+                    asking = Asking(self._engine, self.url, self.spec)
                 elif asking.done:
                     observation = self._check_ready(asking.facts, now - ready_since)
                     if observation is not None:
@@ -336,55 +333,6 @@ class Boot:
             if process is None:
                 return None
             return process.stop(self._limits.grace_s)
-
-
-class _MemoryWatch:
-    """Notes when memory last changed, in a thread: a driver that answers slowly must not hide the log from us."""
-
-    def __init__(self, process: ServerProcess, used_bytes: Callable[[], int] | None, kernel: KernelWatch) -> None:
-        self.changed = time.monotonic()
-        self._process = process
-        self._used_bytes = used_bytes
-        self._kernel = kernel
-        self._over = threading.Event()
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        last = 0
-        while not self._over.wait(_MEMORY_EVERY_S):
-            try:
-                used = self._process.rss_bytes()
-                self._kernel.note(self._process.seen())
-                used += self._used_bytes() if self._used_bytes is not None else 0
-            except Exception:
-                continue
-            if abs(used - last) > _FLAT * max(used, 1):
-                last, self.changed = used, time.monotonic()
-
-    def end(self) -> None:
-        """Stop looking."""
-        self._over.set()
-
-
-class _Asking:
-    """One round of HTTP questions in a thread, so that a server that does not answer cannot hide its log from us."""
-
-    def __init__(self, engine: Engine, url: str, spec: BootSpec) -> None:
-        self.facts: ServerFacts | None = None
-        self._thread = threading.Thread(target=self._run, args=(engine, url, spec), daemon=True)
-        self._thread.start()
-
-    def _run(self, engine: Engine, url: str, spec: BootSpec) -> None:
-        try:
-            self.facts = engine.ask(url, spec, _HTTP_TIMEOUT_S)
-        except Exception:
-            self.facts = None
-        finally:
-            time.sleep(POLL_S)  # a server that refuses at once is asked again soon, not at once
-
-    @property
-    def done(self) -> bool:
-        return not self._thread.is_alive()
 
 
 def _url(flags: Sequence[str], port: int) -> str:

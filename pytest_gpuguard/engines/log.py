@@ -15,7 +15,7 @@ from ..diagnose.boot import Event, Progress
 from ..diagnose.intake import Intake
 from ..diagnose.lines import Line
 from ..diagnose.redact import redact
-from ..diagnose.signatures import SignatureFile
+from ..diagnose.signature import SignatureFile
 from ..diagnose.stream import Classifier
 
 __all__ = ["Event", "LogReader", "Progress"]

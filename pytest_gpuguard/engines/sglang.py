@@ -17,7 +17,7 @@ from .base import BootSpec, ServerFacts
 if TYPE_CHECKING:
     import httpx
 
-    from ..diagnose.signatures import SignatureFile
+    from ..diagnose.signature import SignatureFile
     from ..facts.lease import Lease, PortRange
     from .flags import FlagProblem
     from .log import LogReader
