@@ -98,9 +98,23 @@ def _signature_files(context: click.Context, parameter: click.Parameter, paths: 
         raise click.BadParameter(str(error)) from None
 
 
+def _version(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return str(Version(text)) if text is not None else None
+    except InvalidVersion:
+        raise click.BadParameter(f"{text!r} is no release: write 0.5.10, or 0.5.15.dev1+gabc") from None
+
+
 _LOG_OPTIONS: Final = (
     click.option("--engine", type=click.Choice(["auto", "sglang", "vllm"]), default="auto", help="Whose log it is."),
-    click.option("--engine-version", metavar="VERSION", help="The engine's release, where the log does not say it."),
+    click.option(
+        "--engine-version",
+        metavar="VERSION",
+        callback=_version,
+        help="The engine's release, where the log does not say it.",
+    ),
     click.option("--flags", default="", metavar="FLAGS", help="The server's flags: tells what was asked."),
     click.option("--server-info", metavar="FILE", help="The server's /server_info, saved as JSON."),
     click.option("--gpus", type=click.IntRange(0), default=0, metavar="N", help="GPUs that the boot could have used."),
@@ -152,6 +166,7 @@ def explain(
     LOG is a file (also .gz), a folder of logs, or - for standard input. Exits 0 whatever the log says, 2 when a log
     cannot be read; the others are explained nevertheless.
     """
+    from .claims.account import printable
     from .explain import explain as explained
     from .logs import LogError, expand, read
     from .report.explained import as_json as to_json
@@ -169,7 +184,7 @@ def explain(
             one = explained(log, read(log, how), known)
         except LogError as error:
             unread += 1
-            click.echo(str(error), err=True)
+            click.echo(printable(str(error)), err=True)
             continue
         if as_json:
             click.echo(json.dumps(to_json(one)))
@@ -182,40 +197,41 @@ def explain(
 
 
 def _follow(logs: tuple[str, ...], how: Any, known: Any, as_json: bool) -> None:
+    from .claims.account import printable
     from .explain import explain as explained
-    from .logs import LogError, follow
+    from .logs import Follower, LogError
     from .report.explained import as_json as to_json
     from .report.explained import plain, print_rich
 
     if len(logs) != 1:
         raise click.UsageError("--follow takes one log")
     terminal = sys.stdout.isatty() and not as_json
-    last = None
+    clean = "\r\x1b[2K" if terminal else ""
+    log = Follower(logs[0], how)
+    said = None
     try:
-        for reading, events in follow(logs[0], how):
-            last = reading
-            for event in events:
-                if as_json:
-                    continue
+        for events in log:
+            if as_json and any(event.kind != "progress" for event in events):
+                said = to_json(explained(logs[0], log.reading(), known))
+                click.echo(json.dumps(said))
+            for event in () if as_json else events:
                 if event.kind == "progress" and terminal and event.progress is not None:
                     done = event.progress
-                    click.echo(f"\r\x1b[2K{done.phase}: {done.done} of {done.total}", nl=False)
-                elif event.kind in ("phase", "ready"):
-                    lead = "\r\x1b[2K" if terminal else ""
-                    click.echo(f"{lead}line {event.line}: {event.phase if event.kind == 'phase' else 'ready'}")
-            if as_json and any(event.kind != "progress" for event in events):
-                click.echo(json.dumps(to_json(explained(logs[0], reading, known))))
+                    click.echo(f"{clean}{done.phase}: {done.done} of {done.total}", nl=False)
+                elif event.kind == "ready" or (event.kind == "phase" and event.phase != "ready"):
+                    click.echo(f"{clean}line {event.line}: {event.phase}")
             sys.stdout.flush()
     except LogError as error:
-        click.echo(str(error), err=True)
+        click.echo(clean + printable(str(error)), err=True)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         pass
-    if last is None or as_json:
-        return
-    one = explained(logs[0], last, known)
-    if terminal:
-        click.echo("\r\x1b[2K", nl=False)
+    one = explained(logs[0], log.close(), known)
+    if as_json:
+        if to_json(one) != said:
+            click.echo(json.dumps(to_json(one)))
+    elif terminal:
+        click.echo(clean, nl=False)
         print_rich(one)
     else:
         click.echo(plain(one))
@@ -259,6 +275,7 @@ def judge(
 
     Exits 0 when every expectation holds, 1 when one does not, 2 when the log cannot be read.
     """
+    from .claims.account import printable
     from .claims.judgement import Verdict, worst
     from .explain import explain as explained
     from .explain import judge_log
@@ -269,7 +286,7 @@ def judge(
     try:
         one = explained(log, read(log, _how(engine, engine_version, signatures)), known)
     except LogError as error:
-        click.echo(str(error), err=True)
+        click.echo(printable(str(error)), err=True)
         raise SystemExit(2) from None
     judgements = judge_log(one, expectations)
     if as_json:
@@ -280,8 +297,8 @@ def judge(
         click.echo(json.dumps(to_json(one) | {"verdict": worst(judgements).verdict.value, "judgements": said}))
     else:
         for each in judgements:
-            click.echo(f"{each.verdict}: {each.expectation}: {each.fact}")
+            click.echo(printable(f"{each.verdict}: {each.expectation}: {each.fact}"))
             for line in each.details if each.verdict is not Verdict.HOLDS else ():
-                click.echo(f"  {line}")
+                click.echo(f"  {printable(line)}")
     if any(each.verdict is not Verdict.HOLDS for each in judgements):
         raise SystemExit(1)

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from .claims.account import short
 from .claims.errors import ClaimError
 from .claims.expect import Expectation
 from .claims.judgement import Judgement, Verdict
@@ -46,7 +47,7 @@ def beside(flags: str, server_info: str | None, gpus: int) -> Beside:
         info = json.loads(Path(server_info).read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"--server-info: {server_info}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"--server-info: {server_info} is not JSON: {error}") from None
     if not isinstance(info, dict):
         raise ValueError(f"--server-info: {server_info} holds no object")
@@ -73,17 +74,25 @@ def expectation(text: str) -> Expectation:
     try:
         node = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise ClaimError(f'{text!r} is not written like an expectation, such as ooms("weights")') from None
+        node = ast.Constant(None)
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
     if not isinstance(call.func, ast.Name):
-        raise ClaimError(f'{text!r} is not written like an expectation, such as ooms("weights")')
+        raise ClaimError(f'{short(text)!r} is not written like an expectation, such as ooms("weights")')
     name = call.func.id
+    names = [one.arg for one in call.keywords]
+    twice = [one for one in names if names.count(one) > 1]
+    if twice:
+        raise ClaimError(f"{short(text)!r}: {twice[0] or '**'} is given twice")
     try:
         positional = [ast.literal_eval(one) for one in call.args]
-        named = {str(one.arg): ast.literal_eval(one.value) for one in call.keywords if one.arg is not None}
+        named = {one.arg or "**": ast.literal_eval(one.value) for one in call.keywords}
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        raise ClaimError(f"{text!r}: arguments are plain values: texts, numbers") from None
+        named = {"**": None}
+    if "**" in named:
+        raise ClaimError(f"{short(text)!r}: arguments are plain values: texts, numbers") from None
     known = {key: one for key, one in MARKERS.items() if key in _EXPECTATIONS}
+    if name == "compare":
+        raise ClaimError("compare needs two servers, and a log tells of one: run the claim")
     if name not in known:
         from .claims.errors import suggest
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import gzip
 import os
+import select
+import stat
 import sys
 import time
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import BinaryIO, Final, cast
 
 from .claims.observation import LogReading
@@ -56,21 +57,35 @@ def expand(names: Sequence[str]) -> Iterator[str | LogError]:
     """The logs that the names stand for, in order: a folder is all logs in it, itself and below. Errors are yielded."""
     seen: set[str] = set()
     for name in names:
-        if name != STDIN and os.path.isdir(name):
-            inside = [
-                str(path)
-                for path in sorted(Path(name).rglob("*"))
-                if path.is_file() and path.name.lower().removesuffix(".gz").endswith(_ENDINGS)
-            ]
-            if not inside:
-                endings = ", ".join(_ENDINGS)
-                yield LogError(f"{name}: no logs in this folder ({endings}, also with .gz)")
-        else:
-            inside = [name]
+        inside = _inside(name) if name != STDIN and os.path.isdir(name) else [name]
         for log in inside:
-            if log not in seen:
+            if isinstance(log, LogError):
+                yield log
+            elif log not in seen:
                 seen.add(log)
                 yield log
+
+
+def _inside(folder: str) -> list[str | LogError]:
+    """The logs in a folder, sorted, then what could not be looked into; a pipe or a socket is no log."""
+    logs: list[str] = []
+    failed: list[OSError] = []
+    for where, _, files in os.walk(folder, onerror=failed.append):
+        for file in files:
+            path = os.path.join(where, file)
+            if file.lower().removesuffix(".gz").endswith(_ENDINGS) and _may_be_read(path):
+                logs.append(path)
+    errors = [LogError(f"{error.filename}: {error.strerror or error}") for error in failed]
+    if not logs and not errors:
+        errors = [LogError(f"{folder}: no logs in this folder ({', '.join(_ENDINGS)}, also with .gz)")]
+    return [*sorted(logs, key=lambda path: path.split(os.sep)), *errors]
+
+
+def _may_be_read(path: str) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return True  # reading it will say why
 
 
 def read(name: str, how: Reading) -> LogReading:
@@ -82,8 +97,8 @@ def read(name: str, how: Reading) -> LogReading:
         with _opened(name) as stream:
             while chunk := stream.read(CHUNK):
                 if empty:
-                    _check_text(name, chunk[:_LOOK])
-                empty = False
+                    chunk = _begun(name, chunk)
+                    empty = not chunk
                 intake.feed(chunk)
     except EOFError:
         raise LogError(f"{name}: the gzip file is cut short") from None
@@ -97,40 +112,69 @@ def read(name: str, how: Reading) -> LogReading:
     return classifier.reading()
 
 
-def follow(name: str, how: Reading) -> Iterator[tuple[LogReading, list[Event]]]:
-    """What a log says while it grows: a reading and what happened, whenever something did.
+class Follower:
+    """A log that is read while it grows; iterate over it for what happened, ask it at any time for its reading.
 
-    Ends when the engine has failed and the log is quiet, or standard input ends. A file that is replaced or cut starts
-    afresh. Raises LogError.
+    It ends when the engine has failed and the log is quiet, or standard input ends. A file that is replaced or cut
+    starts afresh, unless the engine had failed. Iterating raises LogError.
     """
-    classifier = how.classifier()
-    intake = Intake(classifier)
-    quiet_since = time.monotonic()
-    try:
-        for chunk in _growing(name):
-            if chunk is None:  # another file, or the same from its start
-                classifier = how.classifier()
-                intake = Intake(classifier)
-                continue
-            events = intake.feed(chunk) if chunk else []
-            if events:
-                yield classifier.reading(), events
-            if chunk:
-                quiet_since = time.monotonic()
-            elif time.monotonic() - quiet_since >= SETTLE_S and classifier.reading().fatal:
-                return
-        events = intake.close()
-        yield classifier.reading(), events
-    except OSError as error:
-        raise LogError(f"{name}: {error.strerror or error}") from None
+
+    def __init__(self, name: str, how: Reading) -> None:
+        self._name = name
+        self._how = how
+        self._begin()
+
+    def _begin(self) -> None:
+        self._classifier = self._how.classifier()
+        self._intake = Intake(self._classifier)
+        self._failed = False
+        self._empty = True
+
+    def __iter__(self) -> Iterator[list[Event]]:
+        quiet_since = time.monotonic()
+        try:
+            for chunk in _growing(self._name):
+                if chunk is None:  # another file, or the same from its start
+                    if self._failed:
+                        return
+                    self._begin()
+                    continue
+                if self._empty and chunk:
+                    chunk = self._checked(chunk)
+                if chunk:
+                    quiet_since = time.monotonic()
+                    events = self._intake.feed(chunk)
+                    self._failed = self._failed or any(event.kind == "fatal" for event in events)
+                    if events:
+                        yield events
+                elif self._failed and time.monotonic() - quiet_since >= SETTLE_S:
+                    return
+        except OSError as error:
+            raise LogError(f"{self._name}: {error.strerror or error}") from None
+        if self._empty:
+            raise LogError(f"{self._name}: the log is empty")
+
+    def reading(self) -> LogReading:
+        """What the log says so far."""
+        return self._classifier.reading()
+
+    def close(self) -> LogReading:
+        """What it says if nothing more comes: as ``read`` of the same lines."""
+        self._intake.close()
+        return self._classifier.reading()
+
+    def _checked(self, chunk: bytes) -> bytes:
+        if chunk.startswith(_GZIP):
+            raise LogError(f"{self._name}: a gzip file does not grow line by line: explain it without --follow")
+        chunk = _begun(self._name, chunk)
+        self._empty = not chunk
+        return chunk
 
 
 def _growing(name: str) -> Iterator[bytes | None]:
     """Chunks as they come, b"" when there is nothing new, None when the file begins anew."""
     if name == STDIN:
-        descriptor = sys.stdin.fileno()
-        while chunk := os.read(descriptor, CHUNK):
-            yield chunk
+        yield from _piped()
         return
     stream: BinaryIO = open(name, "rb")  # noqa: SIM115 (it is replaced when the file is)
     try:
@@ -142,7 +186,8 @@ def _growing(name: str) -> Iterator[bytes | None]:
             time.sleep(POLL_S)
             replaced = _replaced(name, stream)
             if replaced is not None:
-                yield stream.read(CHUNK)
+                while rest := stream.read(CHUNK):
+                    yield rest
                 stream.close()
                 stream = replaced
                 yield None
@@ -151,6 +196,17 @@ def _growing(name: str) -> Iterator[bytes | None]:
                 yield None
     finally:
         stream.close()
+
+
+def _piped() -> Iterator[bytes]:
+    descriptor = _stdin()
+    while True:
+        if not select.select([descriptor], [], [], POLL_S)[0]:
+            yield b""
+        elif chunk := os.read(descriptor, CHUNK):
+            yield chunk
+        else:
+            return
 
 
 def _replaced(name: str, stream: BinaryIO) -> BinaryIO | None:
@@ -162,12 +218,22 @@ def _replaced(name: str, stream: BinaryIO) -> BinaryIO | None:
         return None  # between the rotation and the new file
 
 
+def _stdin() -> int:
+    if sys.stdin is None:
+        raise LogError(f"{STDIN}: standard input is closed")
+    return sys.stdin.fileno()
+
+
 def _opened(name: str) -> BinaryIO:
-    raw = open(sys.stdin.fileno() if name == STDIN else name, "rb", closefd=name != STDIN)  # noqa: SIM115
+    raw = open(_stdin() if name == STDIN else name, "rb", closefd=name != STDIN)  # noqa: SIM115
     return cast("BinaryIO", gzip.open(raw)) if raw.peek(2)[:2] == _GZIP else raw
 
 
-def _check_text(name: str, head: bytes) -> None:
+def _begun(name: str, chunk: bytes) -> bytes:
+    """The first bytes of a log, if they are text. One that was cut while it was written begins with a hole of NULs."""
+    chunk = chunk.lstrip(b"\0")
+    head = chunk[:_LOOK]
     foreign = len(head) - len(head.translate(None, _NOT_TEXT))
     if foreign > len(head) * _MOST:
         raise LogError(f"{name}: this is binary data, not a log")
+    return chunk

@@ -264,7 +264,7 @@ def test_a_workspace_that_no_layer_uses_on_these_gpus_shows_nothing(
 
 
 def test_memory_is_bounded_whatever_the_log_says() -> None:
-    lines = [f"{STAMP}Custom allreduce is disabled because of reason {number} {'x' * 9000}" for number in range(500)]
+    lines = [f"{STAMP}Custom allreduce is disabled because of reason {'y' * number} {'x' * 9000}" for number in range(500)]
     evidence = read(*lines)
     assert len(evidence.features) == 4
     assert all(len(one.text) < 300 for one in evidence.features)

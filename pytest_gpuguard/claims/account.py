@@ -6,6 +6,7 @@ Sizes are GiB, whatever the engine calls them. It decides nothing, and leaves ou
 from __future__ import annotations
 
 from typing import Final
+from unicodedata import category
 
 from .observation import MemoryTable, Observation
 
@@ -30,7 +31,8 @@ def details(observation: Observation) -> tuple[str, ...]:
     lines += [f"cure: {text}" for text in observation.remedies[:_CURES]]
     log = [f"log: {observation.log}"] if observation.log else []
     room = LINES - len(lines) - len(log)
-    tail = observation.tail[-room:] if room > 0 else ()
+    said = [line for line in observation.tail if line.strip()]
+    tail = said[-room:] if room > 0 else []
     return (*lines, *log, *(f"| {short(line, 200)}" for line in tail))
 
 
@@ -77,5 +79,17 @@ def memory_lines(table: MemoryTable, rank: str | None = None) -> list[str]:
 
 
 def short(text: str, limit: int = 160) -> str:
-    """Cut to ``limit`` characters, with an ellipsis."""
+    """Cut to ``limit`` characters, with an ellipsis; one line that does nothing to a terminal."""
+    text = printable(text)
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def printable(text: str) -> str:
+    """The text with what a terminal would act on, such as escape sequences and line ends, spelled out."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else " " if _blank(one) else repr(one)[1:-1] for one in text)
+
+
+def _blank(character: str) -> bool:
+    return character == "\t" or category(character) == "Zs"

@@ -36,7 +36,7 @@ def is_exception_line(text: str) -> bool:
 
 def is_frame_line(text: str) -> bool:
     """Whether the line is a stack frame: ``  File "…", line n, in f``, or as notebooks and rich print it."""
-    return (text[:1].isspace() and text.lstrip()[:6] == 'File "') or _OTHER_FRAME.match(text) is not None
+    return text.lstrip()[:6] == 'File "' or _OTHER_FRAME.match(text) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ class Boot:
     ready: bool = False
     progress: Progress | None = None
     clipped: tuple[int, int] | None = None
-    #: Counts what changed: a rank's phase, a number, a bar.
+    #: Counts what may have changed something: a rank's phase, a number, a bar.
     moves: int = 0
     #: The furthest phase of any rank; and whether what the log said last is where all ranks are.
     furthest: str = "start"
@@ -178,11 +178,12 @@ class Boot:
     def _rule(self, rule: LogRule, number: int, peeled: Peeled) -> bool:
         if rule.ignore:
             return False
-        rank = self.store.rank(peeled.source)
-        for value, amount in self.spellings.numbers_in(rule, peeled.body):
-            rank.take(value, amount)
+        if rule.take or rule.pool_done:
+            rank = self.store.rank(peeled.source)
+            for value, amount in self.spellings.numbers_in(rule, peeled.body):
+                rank.take(value, amount)
+            rank.pool_done = rank.pool_done or rule.pool_done
             self.moves += 1
-        rank.pool_done = rank.pool_done or rule.pool_done
         moved = self._enter(rule.phase, number, peeled.source) if rule.phase is not None else False
         if rule.ready:
             self._become_ready(number)
@@ -194,8 +195,11 @@ class Boot:
             phase = "serving" if self.phase in ("start", "serving") else "warmup"
         elif self.ready and phase == "warmup":
             return False
-        if self._rank_phase.get(source) != phase and (len(self._rank_phase) < MAX_RANKS or source in self._rank_phase):
-            self._rank_phase[source] = phase
+        if phase in ("ready", "serving"):
+            self._rank_phase.clear()  # all ranks are
+        else:
+            if len(self._rank_phase) < MAX_RANKS or source in self._rank_phase:
+                self._rank_phase[source] = phase
             self.moves += 1
         self.furthest = max(self.furthest, phase, key=PHASES.index)
         if phase != self.phase:

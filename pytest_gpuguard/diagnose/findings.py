@@ -21,7 +21,7 @@ STRONG: Final = {
     "unknown": 40,
     "probe": 39,
     "collective": 20,
-    "silent": 14,
+    "silent": 3,
     "last": 12,
     "consequence": 10,
 }
@@ -32,7 +32,7 @@ WEAK: Final = {
     "collective": 18,
     "unknown": 16,
     "probe": 15,
-    "silent": 6,
+    "silent": 2,
     "last": 5,
     "consequence": 4,
 }
@@ -40,6 +40,11 @@ WEAK: Final = {
 _KEPT: Final = 8
 _BOOTING: Final = ("weights", "kv_pool", "graph_capture")
 _LATE: Final = ("warmup", "ready", "serving")
+
+
+def _kind(source: str) -> str:
+    """What a process is, without its numbers: ``TP``, ``(Worker_TP pid=)``."""
+    return "".join(mark for mark in source if not mark.isdigit())
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,19 @@ class Finding:
     phase: str
     source: str
     cure: str | None = None
+    #: The process that printed it is known although its name is "" (the driver among vLLM's workers).
+    named: bool = False
+
+    def outlives(self, source: str) -> bool:
+        """Whether it still counts after another process of the same kind went on: that one says nothing of this."""
+        if self.source == source or self.outcome == "bad.args":
+            return False
+        return _kind(self.source) == _kind(source) or (self.named and not self.source and "Worker" in source)
+
+    @property
+    def final(self) -> bool:
+        """Whether no later line takes it back. A refused command line may be another program's, before the engine's."""
+        return self.fatal and self.outcome != "bad.args"
 
     @property
     def weight(self) -> int:
@@ -73,6 +91,8 @@ class Findings:
     #: Why a module of the engine was left out, which then looks like an unsupported model.
     left_out: Finding | None = None
     later: list[Finding] = field(default_factory=list)
+    #: The earliest of each weight that is final: what is left when an earlier one of the same weight was survived.
+    final: dict[int, Finding] = field(default_factory=dict)
     peers_died: bool = False
     #: Counts what was added; with it one can tell that nothing was.
     revision: int = 0
@@ -80,22 +100,32 @@ class Findings:
     @property
     def undecided(self) -> bool:
         """Whether there is a failure that the engine may still survive."""
-        return any(not finding.fatal for finding in self.by_weight.values())
+        return any(not finding.final for finding in self.by_weight.values())
+
+    @property
+    def fatal(self) -> bool:
+        """Whether the engine does not come back from one of them."""
+        return any(finding.fatal for finding in self.by_weight.values())
 
     def add(self, finding: Finding) -> None:
         """Keep a finding, if it is the first of its weight or among the first consequences."""
         self.revision += 1
-        known = self.by_weight.get(finding.weight)
-        if known is None or (known.outcome == UNKNOWN and known.tier == "cause" and finding.outcome[:4] == "oom."):
-            # A full GPU whose phase its line does not tell gives way to one that tells it.
-            self.by_weight[finding.weight] = finding
+        _keep_first(self.by_weight, finding)
+        if finding.final:
+            _keep_first(self.final, finding)
         if len(self.later) < _KEPT * 2:
             self.later.append(finding)
 
-    def forget_survived(self) -> None:
-        """The boot went on: what was printed before did not end it."""
-        self.by_weight = {weight: finding for weight, finding in self.by_weight.items() if finding.fatal}
-        self.later = [finding for finding in self.later if finding.fatal]
+    def forget_survived(self, source: str) -> None:
+        """A process went on with the boot: what it printed before did not end it."""
+        if not self.undecided:
+            return
+        known = (*self.by_weight.values(), *self.final.values(), *self.later)
+        kept = sorted((one for one in known if one.final or one.outlives(source)), key=lambda one: one.line)
+        self.by_weight = {}
+        for one in kept:
+            _keep_first(self.by_weight, one)
+        self.later = [one for one in self.later if one in kept]
 
     def decisive(self) -> Finding | None:
         """The finding that decides, or None. A lone SIGKILL counts only when nobody printed an exception."""
@@ -120,6 +150,13 @@ class Findings:
         others = [f for f in self.later if f.line != decisive.line and f.weight <= decisive.weight]
         texts = (f"{f.source}: {f.text[:300]}" if f.source else f.text[:300] for f in others)
         return tuple(dict.fromkeys(texts))[:_KEPT]
+
+
+def _keep_first(by_weight: dict[int, Finding], finding: Finding) -> None:
+    known = by_weight.get(finding.weight)
+    # A full GPU whose phase its line does not tell gives way to one that tells it.
+    if known is None or (known.outcome == UNKNOWN and known.tier == "cause" and finding.outcome[:4] == "oom."):
+        by_weight[finding.weight] = finding
 
 
 Patterns: TypeAlias = "tuple[tuple[str, re.Pattern[str]], ...]"

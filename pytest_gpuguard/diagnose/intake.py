@@ -32,7 +32,8 @@ class Intake:
         events: list[Event] = []
         position, size = 0, len(data)
         while position < size:
-            if self._splitter.at_start:
+            whole = self._splitter.at_start
+            if whole:
                 end, count = self._classifier.skim(data, position)
                 if count:
                     self._passed(data, position, end, count)
@@ -42,7 +43,8 @@ class Intake:
             raw = data[position:end]
             for line in self._splitter.feed(raw):
                 events += self._take(line)
-            self._classifier.judged(raw)
+            # The rest of a line whose beginning came before looks like a line of its own.
+            self._classifier.judged(raw if whole else b"")
             position = end
         return events
 

@@ -138,11 +138,16 @@ _LEVELS: Final = {
     "F": "error",
 }
 #: What a log collector put in front: compose, a container runtime, ``[name]: ``, the journal or syslog.
+_LEVEL: Final = "DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL"
+_ISO: Final = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"
+#: A time with a level behind it is the program's own (Rust's tracing), unless vLLM's own time follows.
 _CONTAINER: Final = re.compile(
-    r"[\w.\-/]{1,64} {1,40}\| |\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{1,9}(?:Z|[+-]\d\d:\d\d) (?:std(?:out|err) [FP] )?"
-    r"|\[[A-Za-z][\w.\-/]{0,64}\]: "
-    r"|(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d)) "
-    r"[\w.\-]{1,64} [\w.@\-/()]{1,64}(?:\[\d{1,9}\])?: "
+    r"[\w.\-/]{1,64} {1,40}\| "
+    rf"|{_ISO}(?:\.\d{{1,9}})?(?:Z|[+-]\d\d:?\d\d) [\w.\-]{{1,64}} [\w.@\-/()]{{1,64}}\[\d{{1,9}}\]: "
+    rf"|{_ISO}\.\d{{1,9}}(?:Z|[+-]\d\d:\d\d) (?! {{0,3}}(?:{_LEVEL}) (?!\d\d-\d\d ))(?:std(?:out|err) [FP] )?"
+    r"|\[(?!rank\d)[A-Za-z][\w.\-/]{0,64}\]: "
+    rf"|(?:[A-Z][a-z]{{2}} [ \d]\d \d\d:\d\d:\d\d|{_ISO}(?:Z|[+-]\d\d:?\d\d)) "
+    rf"(?!(?:{_LEVEL}) )[\w.\-]{{1,64}} [\w.@\-/()]{{1,64}}(?:\[\d{{1,9}}\])?: "
 )
 _SGLANG: Final = load_spellings().prefix
 _WORKER: Final = re.compile(r"(?:\([A-Za-z_]\w{0,40}(?:[ ,] ?(?:rank|pid|ip)=[\w.:]{1,40}){0,3}\) ){1,4}")
@@ -154,7 +159,7 @@ _VLLM: Final = re.compile(
 _INNER: Final = re.compile(
     r"\((?:EngineCore|Worker|APIServer|VllmWorker|RayWorker|SGLang)[^)\n]{0,60}\) "
     r"|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d "
-    r"|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: [A-Z]{2,4}\d{1,4}){0,4}\] |\[rank\d{1,5}\]:"
+    r"|\[(?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?(?: [A-Z_]{2,12}\d{1,5}){0,8}\] |\[rank\d{1,5}\]:"
     r"|\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] \[TRT"
 )
 _INNER_WITHIN: Final = 100
@@ -164,7 +169,7 @@ _GLOG: Final = re.compile(r"(?P<level>[IWEF])\d{4} \d\d:\d\d:\d\d\.\d{1,9} {1,8}
 _UVICORN: Final = re.compile(r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL): {1,10}")
 _STANDARD: Final = re.compile(
     r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,]?\d{0,9}Z? {1,4}(?:- )?(?:[\w.]{1,80} - )?"
-    r"(?P<level>DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b(?: - )? ?"
+    rf"(?P<level>{_LEVEL})\b(?: - )? ?"
 )
 _LOGURU: Final = re.compile(
     r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,]?\d{0,6} {0,2}\| {0,2}"
@@ -177,8 +182,10 @@ _TRTLLM: Final = re.compile(
 #: One JSON object a line: the keys that loggers use for the level and for the text.
 _JSON_LEVEL: Final = re.compile(r'"(?:level|levelname|severity|lvl)" ?: ?"(?P<level>[A-Za-z]{4,8})"')
 _JSON_TEXT: Final = ("message", "msg", "event", "text", "log")
+_JSON_TRACE: Final = ("exc_info", "exception", "exc_text", "traceback", "stack_trace")
 _PYTHON_WARNING: Final = re.compile(r"\S{1,300}\.py:\d{1,6}: \w{0,40}Warning: ")
-_PLAIN_WARNING: Final = re.compile(r"(?:WARN|WARNING|Warning): ?")
+#: A warning without a time stamp, also one that names its program (``libibverbs: Warning: …``).
+_PLAIN_WARNING: Final = re.compile(r"(?:[\w.+-]{1,40}: )?(?:WARN|WARNING|Warning): ?")
 
 
 def inner(text: str, start: int = 0) -> int:
@@ -216,8 +223,8 @@ def _peel(text: str) -> Peeled:
         body = text[match.end() :]
         inner = _UVICORN.match(body)
         level = _LEVELS[inner["level"]] if inner else ""
-        if " NCCL " in body[:300] and inner is None:
-            return Peeled(match["ranks"].strip(), _nccl(body), True, body, None, source)
+        if inner is None and (nccl := _nccl(body)):
+            return Peeled(match["ranks"].strip(), nccl, True, body, None, source)
         return Peeled(match["ranks"].strip(), level, True, body[inner.end() :] if inner else body, "sglang", source)
     match = _VLLM.match(text)
     if match is not None:
@@ -269,5 +276,6 @@ def _record(text: str) -> Peeled | None:
         if isinstance(holder, dict):
             said = next((holder[key] for key in _JSON_TEXT if isinstance(holder.get(key), str)), None)
             if said is not None:
-                return Peeled("", level, True, said)
+                trace = next((holder[key] for key in _JSON_TRACE if isinstance(holder.get(key), str)), "")
+                return Peeled("", level, True, f"{said}\n{trace}" if trace else said)
     return None

@@ -14,6 +14,9 @@ from ..claims.observation import MemoryTable
 #: More ranks than any server has: what a hostile log may make us remember.
 MAX_RANKS: Final = 1024
 
+#: Beyond any number of GiB or tokens.
+_BEYOND: Final = 1 << 60
+
 #: Settings that are secrets; they never leave ``from_server_info``.
 _SECRET: Final = ("api_key", "token_secret", "password", "secret", "ssl_keyfile")
 
@@ -99,7 +102,8 @@ class RankStore:
             MemoryTable(
                 avail_before_gib=rank.avail_before,
                 avail_after_weights_gib=rank.avail_after,
-                weights_gib=rank.weights,
+                # Where no rank printed its free memory (vLLM), the one with the most weights is the fullest.
+                weights_gib=rank.weights if name is not None else _most(r.weights for r in every),
                 mem_fraction_static=self.fraction,
                 f_min=self.f_min,
                 kv_tokens=int(tokens) if tokens is not None else None,
@@ -150,7 +154,7 @@ def complete(table: MemoryTable) -> MemoryTable:
         if after is not None:
             rest = after - reserved
     if f_min is None and before is not None and after is not None and before > 0:
-        f_min = 1 - after / before
+        f_min = max(0.0, 1 - after / before)
     return replace(
         table,
         weights_gib=_rounded(weights),
@@ -227,7 +231,10 @@ def _graph(usage: Mapping[str, Any]) -> float | None:
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    """A number that can be one of memory: JSON may hold NaN and Infinity too."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not -_BEYOND < value < _BEYOND:
+        return None
+    return float(value)
 
 
 def _list(value: object) -> list[Any]:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from ..claims.layout import flag_value
 from ..claims.outcome import HOST_FAULTS, READY
 from ..claims.resolved import FeatureEvidence, LogEvidence, Pick, Resolved, Setting, Vocabulary, normal
+from .data import has_digit
 from .dump import fields, look_up
 from .features import EMPTY, HEAD, DumpRule, FeatureRule, FeatureTable, LineRule, SettingRule, load_features, release
 from .lines import Peeled
@@ -63,6 +64,12 @@ class Collector:
             else:
                 self._said(number, body[:_LINE_CHARS], rule)
 
+    @property
+    def by_digits(self) -> tuple[str, ...]:
+        """What the lines begin with whose digits decide whether they are evidence."""
+        rules = [rule for rules in self._heads.values() for rule in rules]
+        return tuple({rule.starts for rule in rules if has_digit(rule.starts, rule.contains, _pattern(rule))})
+
     def evidence(self) -> LogEvidence:
         """What the lines so far show."""
         if self._ready is _STALE:
@@ -96,8 +103,8 @@ class Collector:
             elif self._final.get(rule.feature, rule.on) is not rule.on:
                 return  # another rank's line of before
             kept = self._features.setdefault((rule.feature, rule.on), [])
-            # One kind of line is kept once: ranks repeat it.
-            if len(kept) >= _KEPT or any(one.text.partition(": ")[2] == _cut(body) for one in kept):
+            # One kind of line is kept once: ranks repeat it, batches with other numbers.
+            if len(kept) >= _KEPT or any(_same(one.text.partition(": ")[2], _cut(body)) for one in kept):
                 return
             kept.append(FeatureEvidence(rule.feature, rule.on, _quote(number, body), rule.requested))
         self._ready = _STALE
@@ -105,6 +112,15 @@ class Collector:
 
 
 _STALE: Final = LogEvidence(line=-1)
+_DIGITS: Final = str.maketrans("", "", "0123456789")
+
+
+def _pattern(rule: LineRule | DumpRule) -> str:
+    return rule.pattern.pattern if isinstance(rule, LineRule) and rule.pattern is not None else ""
+
+
+def _same(first: str, second: str) -> bool:
+    return first.translate(_DIGITS) == second.translate(_DIGITS)
 
 
 def resolve(

@@ -33,6 +33,12 @@ class SignatureFile:
     text: str
 
 
+#: A text up to this length is looked at as a whole; of a longer one, so much before and behind a literal.
+_WHOLE: Final = 4000
+_BEFORE: Final = 1000
+_BEHIND: Final = 3000
+
+
 @dataclass(frozen=True, slots=True)
 class Signature:
     """One kind of failure.
@@ -60,15 +66,19 @@ class Signature:
 
     def matches(self, text: str, frames: str = "") -> bool:
         """Whether the text is this failure; the cheap literals are asked first."""
+        at = 0
         for literal in self.any:
-            if literal in text:
+            at = text.find(literal)
+            if at >= 0:
                 break
-        else:
-            if self.any:
-                return False
-        if any(word in text for word in self.exclude):
+        if at < 0:
             return False
-        if self.pattern is not None and self.pattern.search(text) is None:
+        begin, end = 0, len(text)
+        if end > _WHOLE:
+            begin, end = max(0, at - _BEFORE), at + _BEHIND
+        if any(text.find(word, begin, end) >= 0 for word in self.exclude):
+            return False
+        if self.pattern is not None and self.pattern.search(text, begin, end) is None:
             return False
         return self.frame is None or self.frame.search(frames) is not None
 

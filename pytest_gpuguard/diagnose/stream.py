@@ -19,33 +19,40 @@ from .findings import STRONG, Finding, Findings, memory_outcome, told
 from .lines import Line, Peeled, inner, peel
 from .redact import redact
 from .resolved import Collector
-from .signature import BY_PHASE, Signature, SignatureFile, SignatureSet
+from .signature import BY_PHASE, Signature, SignatureFile
 from .signatures import load_signatures
+from .skim import Skim
 from .spellings import load_spellings
 
 _VLLM_VERSION: Final = re.compile(r"vLLM API server version (\d[\w.+]{0,40})")
 _MAJORS: Final = re.compile(r"major versions \[[\d, ]{0,80}\]")
+#: What only one engine's frames and command line hold, for a log without its prefix.
+_TELLTALES: Final = (
+    ("sglang/srt/", "sglang"),
+    ("launch_server.py", "sglang"),
+    ("/vllm/v1/", "vllm"),
+    ("/vllm/engine/", "vllm"),
+)
+#: So many more lines of one engine than of others settle whose log it is: the first may be of a package it imports.
+_LEAD: Final = 3
 _LEFT_OUT: Final = "Ignore import error when loading"
 _WHAT: Final = re.compile(r"\s{0,8}what\(\):\s{0,8}(?P<text>.{1,4000})", re.DOTALL)
+#: A long text of fewer different characters says nothing.
+_FEW_MARKS: Final = 8
+#: An error that is not the last word: the program says that it tries again.
+_AGAIN: Final = re.compile(r"\b[Rr]etrying (?:\d{1,3} of \d{1,3}|in \d|after \d|\(|without )")
 _TEXT_LIMIT: Final = 4000
 _EARLY: Final = ("start", "args", "init")
 #: Phases whose full GPU has a name of its own; every later one is the run time.
 OOM_OF: Final = {name: f"oom.{name}" for name in ("weights", "kv_pool", "graph_capture")}
 _BLOCKS: Final = 64
-_SHAPES: Final = 1024
-_DIGITS: Final = b"0123456789"
-#: A line that may be remembered by its shape.
-_ORDINARY: Final = re.compile(rb"[^\x00-\x1f\x7f]{1,4000}\r?\n")
+#: The traceback of a process of vLLM whose lines do not name it.
+_NAMELESS: Final = "(vLLM)"
 
 
-def _numbered(signatures: SignatureSet) -> tuple[bytes, ...]:
-    """The literals that tell a line's meaning by a number in them, without their digits."""
-    spellings = load_spellings()
-    literals = [literal for one in signatures.all() if one.where != "exception" or one.hard for literal in one.any]
-    literals += [text for rule in spellings.rules for text in (rule.literal, rule.starts)]
-    literals += [*signatures.deaths, *signatures.stops, *signatures.ready, *signatures.dumps]
-    raw = (literal.encode() for literal in literals if any(mark.isdigit() for mark in literal))
-    return tuple(dict.fromkeys(literal.translate(None, _DIGITS) for literal in raw))
+def _block_key(peeled: Peeled) -> str:
+    """Whose traceback a line belongs to; "" where only the lines around it tell."""
+    return peeled.source or (_NAMELESS if peeled.engine == "vllm" and peeled.logged else "")
 
 
 class Classifier:
@@ -71,6 +78,8 @@ class Classifier:
         self._certain = tuple(signature for signature in self._set.lines if signature.fatal or signature.hard)
         self._boot = Boot(self._set, load_spellings())
         self._detected = engine
+        self._voting = engine is None
+        self._votes: dict[str, int] = {}
         self._boot.one_by_one = engine in (None, "sglang")
         self._collector = Collector(engine, version, self._majors)
         self._findings = Findings()
@@ -80,10 +89,9 @@ class Classifier:
         self._usage = self._fatal = self._stopping = False
         #: The phase that a traceback tells which is not the decisive one's.
         self._elsewhere: str | None = None
-        #: Shapes of lines that have changed nothing since ``_state`` was last another one.
-        self._calm: set[bytes] = set()
-        self._numbered = _numbered(self._set)
-        self._state: tuple[object, ...] = ()
+        self._skim = Skim(self._set, self._collector.by_digits)
+        #: Counts lines of a launcher's workers, each of which may name another rank.
+        self._launched = 0
 
     @property
     def progress(self) -> Progress:
@@ -117,32 +125,18 @@ class Classifier:
         return self._boot.drain()
 
     def skim(self, data: bytes, start: int) -> tuple[int, int]:
-        """Pass over lines that say nothing new, as a serving engine prints by the million.
+        """Pass over lines that say nothing new; returns where the next line begins, and how many were passed.
 
-        Returns where the next line begins, and how many were passed.
-
-        ``data[start:]`` must begin a line. A line is passed over when one like it, digits aside, has been judged
-        and changed nothing, and nothing has changed since.
+        ``data[start:]`` must begin a line.
         """
-        calm, count = self._calm, 0
-        find = data.find
-        while calm:
-            end = find(b"\n", start) + 1
-            if not end:
-                break
-            raw = data[start:end]
-            if raw.translate(None, _DIGITS) not in calm:
-                break
-            count += 1
-            start = end
-        return start, count
+        return self._skim.over(data, start)
 
     def passed(self, number: int) -> None:
         """Lines up to this number were passed over (``skim``)."""
         self.lines = max(self.lines, number)
 
     def judged(self, raw: bytes) -> None:
-        """Remember the shape of a line that was fed if it changed nothing; if it did, forget all shapes."""
+        """A whole line was fed (b"": a piece of one); what says nothing need not be judged again."""
         boot, findings = self._boot, self._findings
         state = (
             boot.moves,
@@ -150,24 +144,16 @@ class Classifier:
             findings.revision,
             findings.hint is None,
             findings.left_out is None,
+            findings.peers_died,
             self._collector.revision,
-            len(self._worker_rank),
+            sum(self._votes.values()),
+            self._launched,
             self._stopping,
             self._usage,
             self._current,
             len(self._blocks),
         )
-        if state != self._state:
-            self._state = state
-            self._calm.clear()
-        elif self._settled and _ORDINARY.fullmatch(raw) is not None:
-            shape = raw.translate(None, _DIGITS)
-            # Where a number decides what a line means, its shape does not say it.
-            if any(literal in shape for literal in self._numbered):
-                return
-            if len(self._calm) >= _SHAPES:
-                self._calm.clear()
-            self._calm.add(shape)
+        self._skim.judged(raw, state, self._settled)
 
     @property
     def _settled(self) -> bool:
@@ -241,10 +227,18 @@ class Classifier:
         peeled = peel(text)
         if peeled.worker and len(self._worker_rank) < _BLOCKS:
             self._worker_rank[peeled.worker] = peeled.source
+            self._launched += 1
         elif peeled.source in self._worker_rank:
             peeled = replace(peeled, source=self._worker_rank[peeled.source])
         self._detect(peeled)
         self._collector.line(number, peeled)
+        if "\n" in peeled.body:  # a record that holds a whole traceback
+            for part in peeled.body.split("\n"):
+                self._judge_peeled(number, part, replace(peeled, body=part))
+        else:
+            self._judge_peeled(number, text, peeled)
+
+    def _judge_peeled(self, number: int, text: str, peeled: Peeled) -> None:
         body = peeled.body
         if self._usage and not peeled.logged and (text[:1].isspace() or text.startswith("usage: ")):
             return
@@ -269,24 +263,38 @@ class Classifier:
 
     def _go_on(self, number: int, peeled: Peeled) -> None:
         if self._boot.line(number, peeled, self._detected):
-            self._findings.forget_survived()
+            self._findings.forget_survived(peeled.source)
+            self._fatal = self._findings.fatal
 
     def _detect(self, peeled: Peeled) -> None:
-        if self._detected is None:
-            self._detected = peeled.engine
-            self._boot.one_by_one = self._detected in (None, "sglang")
+        if self._voting:
+            body = peeled.body
+            name = peeled.engine or next((name for mark, name in _TELLTALES if mark in body), None)
+            if name is not None:
+                self._vote(name)
         if self.version is None and "vLLM API server version" in peeled.body:
             match = _VLLM_VERSION.search(peeled.body)
             self.version = match[1] if match is not None else None
 
+    def _vote(self, name: str) -> None:
+        """A line is an engine's: the one with most of them wrote the log; of equals, the first."""
+        votes = self._votes
+        votes[name] = votes.get(name, 0) + 1
+        self._detected = max(votes, key=lambda one: votes[one])
+        self._boot.one_by_one = self._detected == "sglang"
+        self._voting = 2 * votes[self._detected] - sum(votes.values()) < _LEAD
+
     def _separate(self, peeled: Peeled) -> None:
         """A logger's line ends the traceback that it does not belong to."""
-        if peeled.engine == "sglang" or not peeled.source:
-            if self._current is not None and not (peeled.level == "error" and peeled.source == self._current):
+        key = _block_key(peeled)
+        if self._current is not None and not (peeled.level == "error" and key == self._current):
+            if peeled.engine == "sglang" or not peeled.source:
                 self._close(self._current)
-                self._current = None
-        elif peeled.level != "error":
-            self._close(peeled.source)
+        if peeled.level != "error" and peeled.engine != "sglang":
+            block = self._blocks.get(key)
+            # Several processes of vLLM 0.6 log without a name: one of them goes on while another dies.
+            if block is not None and not (key == _NAMELESS and block.in_frames):
+                self._close(key)
 
     def _traceback(self, number: int, body: str, peeled: Peeled) -> bool:
         """Follow tracebacks; True when the line is part of one and says nothing else."""
@@ -295,7 +303,7 @@ class Classifier:
         header = HEADER in body
         if announced or header:
             block = self._open(number, body, peeled, announced)
-            head = body.split(HEADER)[0][:_TEXT_LIMIT]
+            head = body.split(HEADER)[0]
             found = self._match(head, "", (self._set.exceptions,)) if peeled.level == "error" or announced else None
             if found is not None:
                 self._found(found, Spoken(number, body), block)
@@ -307,7 +315,7 @@ class Classifier:
                     for spoken in block.feed(number, tail, self._set.advice):
                         self._speak(block, spoken)
             return True
-        key = peeled.source or self._current
+        key = _block_key(peeled) or self._current
         block_open = self._blocks.get(key) if key is not None else None
         if block_open is None:
             if peeled.logged and peeled.level != "error":
@@ -324,7 +332,7 @@ class Classifier:
     def _what(self, number: int, body: str, peeled: Peeled) -> bool:
         match = _WHAT.match(body)
         text = match["text"] if match is not None else body if peeled.level == "error" else None
-        if text is None:
+        if text is None or _AGAIN.search(text) is not None:
             return False
         # What the engine does not survive comes first: a watcher must not wait for the end of such a log.
         signature = self._match(text, "", (self._fatal_lines, self._set.exceptions, self._set.lines))
@@ -347,7 +355,7 @@ class Classifier:
         self._note_phase(frames)
         if not block.died and any(request.matches(text, frames) for request in self._set.requests):
             return
-        signature = self._match(text, frames, (self._set.exceptions, self._set.lines))
+        signature = self._match(spoken.text, frames, (self._set.exceptions, self._set.lines))
         if signature is None and spoken.asserted is not None:
             line, code = spoken.asserted
             signature = self._match(code, frames, (self._set.exceptions,))
@@ -358,7 +366,9 @@ class Classifier:
                 self._boot.error_numbers(text)
         elif not spoken.more:
             tier = "probe" if spoken.name in self._set.probes else "unknown"
-            self._add(UNKNOWN, tier, spoken, block, None, None, block.wrapper_phase, block.source, fatal=block.died)
+            named = bool(block.place)
+            where = block.wrapper_phase
+            self._add(UNKNOWN, tier, spoken, block, None, None, where, block.source, fatal=block.died, named=named)
 
     def _line(self, number: int, body: str, peeled: Peeled) -> bool:
         """A line outside any traceback; True when it says something by itself."""
@@ -368,20 +378,19 @@ class Classifier:
         if self._boot.clip(body):
             self._warning(number, body, peeled)
             return True
-        text = body[:_TEXT_LIMIT]
         # SGLang prints no level: what it merely mentions in a line of its log may be a warning.
         certain = self._certain if peeled.engine == "sglang" and not peeled.level else self._set.lines
-        signature = self._match(text, "", (certain,))
+        signature = self._match(body, "", (certain,))
         if signature is not None:
-            if signature.id == "sglang.child_died" and "sigquit" in text.lower():
+            if signature.id == "sglang.child_died" and "sigquit" in body[:_TEXT_LIMIT].lower():
                 self._findings.peers_died = True
             self._found(signature, Spoken(number, body), None, peeled.source)
         return signature is not None
 
     def _plain(self, number: int, body: str, peeled: Peeled) -> None:
         """A failure's own words on a line that nobody marked as an error: believed unless the engine goes on."""
-        text = body[:_TEXT_LIMIT]
-        if _LEFT_OUT in text:
+        if _LEFT_OUT in body:
+            text = body[:_TEXT_LIMIT]
             found = self._match(text, "", (self._set.exceptions, self._set.lines))
             if self._findings.left_out is None:
                 outcome = found.outcome if found is not None and found.outcome != BY_PHASE else "import.abi"
@@ -390,23 +399,23 @@ class Classifier:
             return
         if peeled.engine == "sglang":
             # SGLang's own log mentions failures that it gets around; those that it does not it raises.
-            self._warning(number, text, peeled)
+            self._warning(number, body, peeled)
             return
         # Torch ends its report of a full GPU with advice.
-        if any(word in text.split(" If reserved", 1)[0] for word in self._set.mild):
+        if any(word in body.split(" If reserved", 1)[0] for word in self._set.mild):
             return
-        signature = self._match(text, "", (self._set.plain,))
+        signature = self._match(body, "", (self._set.plain,))
         if signature is not None:
             self._found(signature, Spoken(number, body), None, peeled.source, strong=False)
         else:
-            self._warning(number, text, peeled)
+            self._warning(number, body, peeled)
 
     def _warning(self, number: int, text: str, peeled: Peeled) -> None:
         """A line that is no failure, but may explain one, or show that somebody else failed."""
-        text = text[:_TEXT_LIMIT]
         signature = self._match(text, "", (self._set.warnings,))
         if signature is None:
             return
+        text = text[:_TEXT_LIMIT]
         if signature.tier == "consequence":
             self._found(signature, Spoken(number, text), None, peeled.source, strong=False)
         elif self._findings.hint is None:
@@ -417,13 +426,13 @@ class Classifier:
     def _said(
         self, outcome: str, tier: str, number: int, text: str, why: str, signature: str | None, peeled: Peeled
     ) -> Finding:
-        phase = self._boot.phase_of(peeled.source)
+        phase = "serving" if self._boot.ready else self._boot.phase_of(peeled.source)
         return Finding(outcome, tier, False, False, number, text, why, signature, phase, peeled.source)
 
     # --- findings ---------------------------------------------------------------------------------------------------
 
     def _open(self, number: int, body: str, peeled: Peeled, died: bool) -> Block:
-        key = peeled.source
+        key = _block_key(peeled)
         current = self._blocks.get(self._current) if self._current is not None else None
         if current is not None and current.awaits_header and not peeled.logged and not died and not key:
             current.feed(number, body, self._set.advice)
@@ -432,29 +441,34 @@ class Classifier:
         if previous is not None and not previous.spoken and previous.died and not died:
             # "EngineCore failed to start." and its traceback, on lines of their own.
             previous.feed(number, body if HEADER in body else HEADER, self._set.advice)
-            self._current = key
+            self._goes_on(key, peeled)
             return previous
         if previous is not None and not peeled.logged and HEADER in body:
             previous.feed(number, body, self._set.advice)
-            self._current = key
+            self._goes_on(key, peeled)
             return previous
         if previous is not None:
             self._close(key)
         while len(self._blocks) >= _BLOCKS:
             self._close(next(iter(self._blocks)))
-        memory = self._boot.store.ranks.get(key)
+        memory = self._boot.store.ranks.get(peeled.source)
         pool_done = memory is not None and memory.pool_done
-        block = Block(key, died, number, body[:_TEXT_LIMIT], self._boot.phase_of(key), pool_done, peeled.place)
+        block = Block(peeled.source, died, number, body[:_TEXT_LIMIT], self._boot.phase_of(peeled.source), pool_done, peeled.place)
         block.awaits_header = HEADER not in body
         self._blocks[key] = block
-        self._current = key
+        self._goes_on(key, peeled)
         if died:
             self._findings.peers_died = True
         return block
 
-    def _close(self, source: str) -> None:
-        block = self._blocks.pop(source, None)
-        if self._current == source:
+    def _goes_on(self, key: str, peeled: Peeled) -> None:
+        """Lines without a prefix belong to this block from here on, unless its own lines all have one."""
+        named = peeled.worker or (peeled.engine == "vllm" if peeled.logged else peeled.source)
+        self._current = None if named else key
+
+    def _close(self, key: str) -> None:
+        block = self._blocks.pop(key, None)
+        if self._current == key:
             self._current = None
         if block is not None and not block.spoken:
             self._note_phase(block.frames_text())
@@ -466,6 +480,8 @@ class Classifier:
 
     def _match(self, text: str, frames: str, groups: tuple[tuple[Signature, ...], ...]) -> Signature | None:
         best: Signature | None = None
+        if len(text) > _TEXT_LIMIT and len(set(text)) < _FEW_MARKS:
+            return None
         for group in groups:
             for signature in group:
                 if best is not None and STRONG[signature.tier] <= STRONG[best.tier]:
@@ -493,9 +509,9 @@ class Classifier:
         if outcome == BY_PHASE:
             late = self._boot.ready or self._boot.phase == "serving"
             where = self._boot.phase_of(source)
-            outcome, phase = memory_outcome(
-                self._set.frames, self._set.told, f"{place} {spoken.text}" if place else spoken.text, block, where, late
-            )
+            text = spoken.text[:_TEXT_LIMIT]
+            text = f"{place} {text}" if place else text
+            outcome, phase = memory_outcome(self._set.frames, self._set.told, text, block, where, late)
         if strong is None:
             strong = block is None or block.died or signature.fatal
         died = block is not None and block.died
@@ -511,6 +527,7 @@ class Classifier:
             fatal=signature.fatal or died,
             strong=strong or signature.fatal,
             cure=signature.cure,
+            named=bool(block.place if block is not None else place),
         )
 
     def _add(
@@ -527,6 +544,7 @@ class Classifier:
         fatal: bool,
         strong: bool | None = None,
         cure: str | None = None,
+        named: bool = False,
     ) -> None:
         if self._stopping:
             return
@@ -538,7 +556,7 @@ class Classifier:
         text = spoken.text[:_TEXT_LIMIT]
         strong = fatal if strong is None else strong
         before = self._findings.decisive() if self._fatal else None
-        finding = Finding(outcome, tier, strong, fatal, spoken.line, text, why, signature, phase, source, cure)
+        finding = Finding(outcome, tier, strong, fatal, spoken.line, text, why, signature, phase, source, cure, named)
         self._findings.add(finding)
         self._fatal = self._fatal or fatal
         after = self._findings.decisive()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ..claims.account import short
+from ..claims.account import printable, short
 from ..claims.observation import LogReading, MemoryTable
 from ..claims.outcome import READY, STARTING
 from ..claims.resolved import Resolved
@@ -18,7 +18,9 @@ from ..diagnose.memory import margin_gib
 if TYPE_CHECKING:
     from rich.text import Text
 
+#: The cells of the picture of the memory: usually, and at least.
 _WIDTH: Final = 60
+_LEAST: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def as_json(one: Explained) -> dict[str, Any]:
 
 def plain(one: Explained) -> str:
     """The explanation as lines of text, the first of which says it all."""
-    return "\n".join(text for text, _ in _lines(one))
+    return "\n".join(printable(text) for text, _ in _lines(one))
 
 
 def print_rich(one: Explained) -> None:
@@ -67,10 +69,10 @@ def print_rich(one: Explained) -> None:
     console = Console(highlight=False)
     for text, style in _lines(one):
         if style == "bar":
-            picture = _picture(one.reading.memory)
+            picture = _picture(one.reading.memory, min(_WIDTH, console.width - 16))
             if picture is not None:
                 console.print(picture)
-        console.print(Text(text, style="" if style == "bar" else style), soft_wrap=True)
+        console.print(Text(printable(text), style="" if style == "bar" else style), soft_wrap=True)
 
 
 def _lines(one: Explained) -> Iterator[tuple[str, str]]:
@@ -97,10 +99,13 @@ def _lines(one: Explained) -> Iterator[tuple[str, str]]:
 
 def _headline(reading: LogReading) -> str:
     engine = " ".join(filter(None, (reading.engine, reading.engine_version))) or "engine unknown"
+    lines = f"{reading.lines:,} line{'s' if reading.lines != 1 else ''}"
     if reading.outcome == READY:
-        return f"ready ({engine}, {reading.lines:,} lines)"
+        return f"ready ({engine}, {lines})"
+    if reading.outcome == STARTING and reading.engine is None and reading.phase == "start":
+        return f"starting: no failure in it, and nothing that an engine says as it starts ({lines})"
     if reading.outcome == STARTING:
-        return f"starting: healthy so far, in phase {reading.phase} ({engine}, {reading.lines:,} lines)"
+        return f"starting: healthy so far, in phase {reading.phase} ({engine}, {lines})"
     return f"{reading.outcome} in phase {reading.phase} ({engine})"
 
 
@@ -150,12 +155,12 @@ def _held(table: MemoryTable) -> str:
     return f"held back, free*(1 - {fraction:.4g})" if fraction is not None else "held back"
 
 
-def _picture(table: MemoryTable) -> Text | None:
-    """A bar of what was free before the weights: weights, KV pool, graphs, and the rest."""
+def _picture(table: MemoryTable, width: int) -> Text | None:
+    """A bar of what was free before the weights, in so many cells: weights, KV pool, graphs, and the rest."""
     from rich.text import Text
 
     whole = table.avail_before_gib
-    if whole is None or whole <= 0 or table.weights_gib is None:
+    if whole is None or whole <= 0 or table.weights_gib is None or width < _LEAST:
         return None
     parts = [
         ("weights", table.weights_gib, "blue"),
@@ -168,15 +173,15 @@ def _picture(table: MemoryTable) -> Text | None:
     for name, size, colour in parts:
         if size is None or size <= 0:
             continue
-        cells = min(max(1, round(size / whole * _WIDTH)), _WIDTH - used)
+        cells = min(max(1, round(size / whole * width)), width - used)
         bar.append("█" * cells, colour)
         legend.append("■ ", colour)
         legend.append(f"{name}  ")
         used += cells
     held = 0
     if table.rest_gib is not None and table.rest_gib < 0 and table.reserved_gib is not None:
-        held = min(_WIDTH - used, round(table.reserved_gib / whole * _WIDTH))
-    bar.append("░" * (_WIDTH - used - held), "dim")
+        held = min(width - used, round(table.reserved_gib / whole * width))
+    bar.append("░" * (width - used - held), "dim")
     bar.append("▒" * held, "red")
     legend.append("░ free", "dim")
     if held:

@@ -2,8 +2,8 @@
 
 What goes wrong is told by the environment: FAKE_SGLANG is one of the words in ``main``; FAKE_SGLANG_DELAY is the
 time between phases in seconds. FAKE_SGLANG_SAYS are more messages of its log, one a line; FAKE_SGLANG_DEVICE is the
-device that it comes to run on; FAKE_SGLANG_INFO is more of its server_info, as JSON. Nothing is allocated and no GPU is
-touched.
+device that it comes to run on; FAKE_SGLANG_INFO is more of its server_info, as JSON; FAKE_SGLANG_LOG is a file with the
+whole log of a boot that fails (``log``). Nothing is allocated and no GPU is touched.
 """
 
 import argparse
@@ -164,6 +164,11 @@ def main():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         hold = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
         subprocess.Popen([sys.executable, "-c", hold], start_new_session=True)
+    if MODE == "log":
+        with open(os.environ["FAKE_SGLANG_LOG"]) as said:
+            sys.stderr.write(said.read())
+        sys.stderr.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
     device = DEVICE or args.device
     log(
         f"server_args={{'model_path': {args.model_path!r}, 'mem_fraction_static': {args.mem_fraction_static}, 'device': {device!r}}}"
