@@ -6,6 +6,8 @@ Every text is written for the tests, in the words that the programs print; no te
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from tests.log_decoys import DECOYS
 from tests.log_samples import MAIN, STAMP, v, vllm
 
@@ -96,9 +98,18 @@ def vllm_api() -> list[list[str]]:
 
 WORKERS_FAILED = "Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace for root cause."
 
-#: name: (engine, the outcome, what proves it, what each process prints in its own order)
-FAILING: dict[str, tuple[str, str, str, list[list[list[str]]]]] = {
-    "sglang oom.weights": (
+
+class Failing(NamedTuple):
+    """A boot that fails: ``proof`` stands in the line that decides; each process prints its blocks in this order."""
+
+    engine: str
+    outcome: str
+    proof: str
+    processes: list[list[list[str]]]
+
+
+FAILING: dict[str, Failing] = {
+    "sglang oom.weights": Failing(
         "sglang",
         "oom.weights",
         "CUDA out of memory",
@@ -110,25 +121,25 @@ FAILING: dict[str, tuple[str, str, str, list[list[list[str]]]]] = {
             [SIGQUIT, SIGQUIT],
         ],
     ),
-    "sglang oom.weights, two ranks": (
+    "sglang oom.weights, two ranks": Failing(
         "sglang",
         "oom.weights",
         "CUDA out of memory",
         [sglang_rank(0, 3, OOM), sglang_rank(1, 3, OOM), [SIGQUIT]],
     ),
-    "sglang oom.kv_pool": (
+    "sglang oom.kv_pool": Failing(
         "sglang",
         "oom.kv_pool",
         "Not enough memory.",
         [*(sglang_rank(rank, 4, NO_ROOM, "init_memory_pool") for rank in range(3)), sglang_rank(3, 4, GLOO), [SIGQUIT]],
     ),
-    "sglang oom.kv_pool, torch": (
+    "sglang oom.kv_pool, torch": Failing(
         "sglang",
         "oom.kv_pool",
         "CUDA out of memory",
         [sglang_rank(0, 4, OOM, "init_memory_pool"), sglang_rank(1, 5, NCCL), [SIGQUIT]],
     ),
-    "sglang oom.graph_capture": (
+    "sglang oom.graph_capture": Failing(
         "sglang",
         "oom.graph_capture",
         "CUDA out of memory",
@@ -138,7 +149,7 @@ FAILING: dict[str, tuple[str, str, str, list[list[list[str]]]]] = {
             [SIGQUIT],
         ],
     ),
-    "sglang unsupported.arch": (
+    "sglang unsupported.arch": Failing(
         "sglang",
         "unsupported.arch",
         "no kernel image",
@@ -147,7 +158,7 @@ FAILING: dict[str, tuple[str, str, str, list[list[list[str]]]]] = {
             [SIGQUIT] * 8,
         ],
     ),
-    "sglang jit.compile": (
+    "sglang jit.compile": Failing(
         "sglang",
         "jit.compile",
         "fatal error: cuda_fp8.h",
@@ -157,13 +168,13 @@ FAILING: dict[str, tuple[str, str, str, list[list[list[str]]]]] = {
             [SIGQUIT],
         ],
     ),
-    "sglang nobody knows": (
+    "sglang nobody knows": Failing(
         "sglang",
         "indeterminate.peer_died",
         "",
         [sglang_rank(0, 3, GLOO), sglang_rank(1, 4, NCCL), [SIGQUIT]],
     ),
-    "vllm oom.weights": (
+    "vllm oom.weights": Failing(
         "vllm",
         "oom.weights",
         "CUDA out of memory",
@@ -174,7 +185,7 @@ FAILING: dict[str, tuple[str, str, str, list[list[list[str]]]]] = {
             vllm_api(),
         ],
     ),
-    "vllm oom.kv_pool": (
+    "vllm oom.kv_pool": Failing(
         "vllm",
         "oom.kv_pool",
         "No available memory",
@@ -188,7 +199,7 @@ FAILING: dict[str, tuple[str, str, str, list[list[list[str]]]]] = {
         ]
         + [vllm_core(V_NO_ROOM, "_initialize_kv_caches"), vllm_api()],
     ),
-    "vllm unsupported.arch": (
+    "vllm unsupported.arch": Failing(
         "vllm",
         "unsupported.arch",
         "no kernel image",
@@ -205,7 +216,7 @@ FAILING: dict[str, tuple[str, str, str, list[list[list[str]]]]] = {
             vllm_api(),
         ],
     ),
-    "vllm jit.compile": (
+    "vllm jit.compile": Failing(
         "vllm",
         "jit.compile",
         "fatal error: cuda_fp8.h",
@@ -242,25 +253,25 @@ def torchrun_rank(rank: int, exception: str, *names: str) -> list[list[str]]:
 
 
 FAILING |= {
-    "vllm v0 oom.weights": (
+    "vllm v0 oom.weights": Failing(
         "vllm",
         "oom.weights",
         "CUDA out of memory",
         [vllm_v0(OOM, "load_model", worker=False), vllm_v0(GLOO, "load_model", worker=True)],
     ),
-    "vllm v0 oom.weights, worker": (
+    "vllm v0 oom.weights, worker": Failing(
         "vllm",
         "oom.weights",
         "CUDA out of memory",
         [vllm_v0(GLOO, "load_model", worker=False), vllm_v0(OOM, "load_model", worker=True)],
     ),
-    "torchrun oom.weights": (
+    "torchrun oom.weights": Failing(
         "sglang",
         "oom.weights",
         "CUDA out of memory",
         [*(torchrun_rank(rank, NCCL, "load_model") for rank in (0, 1, 3)), torchrun_rank(2, OOM, "load_model")],
     ),
-    "torchrun unsupported.config": (
+    "torchrun unsupported.config": Failing(
         "vllm",
         "unsupported.config",
         "divisible",
@@ -273,3 +284,6 @@ FAILING |= {
         ],
     ),
 }
+
+#: How failures begin; before such a line there is none.
+TROUBLE = ("hit an exception", "Traceback (most recent", "sigquit", " ERROR ", "ERROR 01-15")

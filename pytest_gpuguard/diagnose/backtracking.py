@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from itertools import combinations
 from typing import Any, Final
 
 if sys.version_info >= (3, 11):
@@ -105,12 +106,22 @@ def _parts_ways(body: Any) -> bool:
     items = _flat(body)
     if not _one_way(items):
         return False
-    if all(op not in _REPEATS and op is not _ops.BRANCH for op, _ in items):
-        return True  # always of the same length
+    if not _runs(items):
+        return True  # no alternative begins another: they are told apart where they begin
     # The end of one round and the beginning of the next must be found without trying.
     first, last = _begins([items[0]]), _begins([items[-1]])
     fixed_first, fixed_last = items[0][0] in _SETS, items[-1][0] in _SETS
     return (fixed_first and not first & _holds(items[1:])) or (fixed_last and not last & _holds(items[:-1]))
+
+
+def _runs(items: Iterable[tuple[Any, Any]]) -> bool:
+    """Whether something in the sequence may be there more or less often."""
+    for op, argument in items:
+        if op in _REPEATS and (argument[0] != argument[1] or _runs(_flat(argument[2]))):
+            return True
+        if op is _ops.BRANCH and any(_runs(_flat(branch)) for branch in argument[1]):
+            return True
+    return False
 
 
 def _flat(items: Any) -> list[tuple[Any, Any]]:
@@ -133,15 +144,24 @@ def _one_way(items: list[tuple[Any, Any]]) -> bool:
             if not _one_way(_flat(body)) or (low != high and _holds(_flat(body)) & _begins(rest)):
                 return False
         elif op is _ops.BRANCH:
-            seen: frozenset[str] = frozenset()
-            for branch in map(_flat, argument[1]):
-                begins = _begins([*branch, *rest])
-                if begins & seen or not _one_way(branch):
-                    return False
-                seen |= begins
+            branches = [_flat(branch) for branch in argument[1]]
+            if not all(map(_one_way, branches)):
+                return False
+            if not all(_apart([*a, *rest], [*b, *rest]) for a, b in combinations(branches, 2)):
+                return False
         elif op in (_ops.GROUPREF, _ops.GROUPREF_EXISTS):
             return False
     return True
+
+
+def _apart(first: list[tuple[Any, Any]], second: list[tuple[Any, Any]]) -> bool:
+    """Whether no text begins with a match of both."""
+    for number, (one, other) in enumerate(zip(first, second, strict=False)):
+        if one[0] not in _SETS or other[0] not in _SETS:
+            return not _begins(first[number:]) & _begins(second[number:])
+        if not _characters(*one) & _characters(*other):
+            return True
+    return False
 
 
 def _begins(items: Iterable[tuple[Any, Any]]) -> frozenset[str]:

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from importlib.resources import files
-from typing import Any
+from typing import Any, Final
 
 from .backtracking import PatternError, compile_bounded
 
@@ -17,6 +17,10 @@ else:
 
 
 __all__ = ["PatternError", "compile_bounded", "has_digit", "package_json", "package_text", "package_toml", "parse_toml"]
+
+
+_DIGIT: Final = re.compile(r"[0-9]")
+_COUNTS: Final = re.compile(r"\{[0-9]*,?[0-9]*\}")
 
 
 def package_text(path: str) -> str:
@@ -44,4 +48,4 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 def has_digit(*texts: str) -> bool:
     """Whether literals or patterns ask for digits of their own; the counts in braces are none."""
-    return any(mark.isdigit() for text in texts for mark in re.sub(r"\{\d*,?\d*\}", "", text))
+    return any(_DIGIT.search(_COUNTS.sub("", text)) is not None for text in texts)

@@ -119,7 +119,7 @@ class Request:
         return self.frame is None or self.frame.search(frames) is not None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SignatureSet:
     """The signatures of one engine and the common ones, with the words that steer the reading.
 

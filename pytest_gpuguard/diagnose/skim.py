@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 from .data import has_digit
@@ -64,6 +65,7 @@ class Skim:
             self._calm.add(raw.translate(_ZEROS))
 
 
+@lru_cache(maxsize=32)
 def _telling(signatures: SignatureSet) -> tuple[bytes, ...]:
     """The literals of lines whose digits tell what they mean, without their digits."""
     rules = load_spellings().rules

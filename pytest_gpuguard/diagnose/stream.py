@@ -46,6 +46,9 @@ _EARLY: Final = ("start", "args", "init")
 #: Phases whose full GPU has a name of its own; every later one is the run time.
 OOM_OF: Final = {name: f"oom.{name}" for name in ("weights", "kv_pool", "graph_capture")}
 _BLOCKS: Final = 64
+_BREAKS_AT: Final = 60
+#: A traceback that began so many lines ago is over.
+_OLD: Final = 4096
 #: The traceback of a process of vLLM whose lines do not name it.
 _NAMELESS: Final = "(vLLM)"
 
@@ -85,6 +88,8 @@ class Classifier:
         self._findings = Findings()
         self._blocks: dict[str, Block] = {}
         self._current: str | None = None
+        #: The last exception's line and whose it was: a terminal may have broken it in two.
+        self._broken: tuple[int, str] = (-1, "")
         self._worker_rank: dict[str, str] = {}
         self._usage = self._fatal = self._stopping = False
         #: The phase that a traceback tells which is not the decisive one's.
@@ -225,6 +230,9 @@ class Classifier:
 
     def _judge(self, number: int, text: str) -> None:
         peeled = peel(text)
+        if self._blocks and not number % _OLD:
+            for key in [key for key, block in self._blocks.items() if number - block.line > _OLD]:
+                self._close(key)
         if peeled.worker and len(self._worker_rank) < _BLOCKS:
             self._worker_rank[peeled.worker] = peeled.source
             self._launched += 1
@@ -254,6 +262,9 @@ class Classifier:
         if peeled.level in ("info", "warning"):
             self._go_on(number, peeled)
             self._warning(number, text, peeled)
+            key = self._current
+            if key in self._blocks and not (peeled.source or peeled.logged or self._blocks[key].in_frames):
+                self._close(key)  # what follows a warning without a prefix is of the warning
             return
         if peeled.level != "nccl" and self._traceback(number, body, peeled):
             return
@@ -287,9 +298,9 @@ class Classifier:
     def _separate(self, peeled: Peeled) -> None:
         """A logger's line ends the traceback that it does not belong to."""
         key = _block_key(peeled)
-        if self._current is not None and not (peeled.level == "error" and key == self._current):
-            if peeled.engine == "sglang" or not peeled.source:
-                self._close(self._current)
+        others = peeled.engine == "sglang" or not peeled.source
+        if self._current is not None and others and not (peeled.level == "error" and key == self._current):
+            self._close(self._current)
         if peeled.level != "error" and peeled.engine != "sglang":
             block = self._blocks.get(key)
             # Several processes of vLLM 0.6 log without a name: one of them goes on while another dies.
@@ -316,6 +327,8 @@ class Classifier:
                         self._speak(block, spoken)
             return True
         key = _block_key(peeled) or self._current
+        if key is None and number == self._broken[0] + 1 and body[:1].islower():
+            key = self._broken[1]
         block_open = self._blocks.get(key) if key is not None else None
         if block_open is None:
             if peeled.logged and peeled.level != "error":
@@ -327,6 +340,8 @@ class Classifier:
         spoken_lines = block_open.feed(number, body, self._set.advice)
         for spoken in spoken_lines:
             self._speak(block_open, spoken)
+            if key is not None and len(body) >= _BREAKS_AT:
+                self._broken = number, key
         return bool(spoken_lines) or block_open.in_frames or block_open.in_advice
 
     def _what(self, number: int, body: str, peeled: Peeled) -> bool:
@@ -453,7 +468,9 @@ class Classifier:
             self._close(next(iter(self._blocks)))
         memory = self._boot.store.ranks.get(peeled.source)
         pool_done = memory is not None and memory.pool_done
-        block = Block(peeled.source, died, number, body[:_TEXT_LIMIT], self._boot.phase_of(peeled.source), pool_done, peeled.place)
+        block = Block(
+            peeled.source, died, number, body[:_TEXT_LIMIT], self._boot.phase_of(peeled.source), pool_done, peeled.place
+        )
         block.awaits_header = HEADER not in body
         self._blocks[key] = block
         self._goes_on(key, peeled)
