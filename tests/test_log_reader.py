@@ -212,7 +212,7 @@ def test_ranks_and_blocks_are_bounded() -> None:
     boot = reader._classifier._boot
     assert len(boot.store.ranks) <= 1024
     assert len(boot._rank_phase) <= 1024
-    assert len(reader._classifier._blocks) <= 64
+    assert len(reader._classifier._tracebacks._open) <= 64
 
 
 @pytest.mark.parametrize(

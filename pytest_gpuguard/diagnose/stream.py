@@ -13,7 +13,7 @@ from typing import Final
 
 from ..claims.observation import Decisive, LogReading
 from ..claims.outcome import READY, STARTING, UNKNOWN
-from .blocks import HEADER, Block, Spoken, is_exception_line, is_frame_line
+from .blocks import HEADER, Block, Spoken, is_exception_line
 from .boot import Boot, Event, Progress, match_bar
 from .findings import STRONG, Finding, Findings, memory_outcome, told
 from .lines import Line, Peeled, inner, peel
@@ -23,18 +23,10 @@ from .signature import BY_PHASE, Signature, SignatureFile
 from .signatures import load_signatures
 from .skim import Skim
 from .spellings import load_spellings
+from .tracebacks import MOST, Tracebacks
+from .whose import Whose
 
-_VLLM_VERSION: Final = re.compile(r"vLLM API server version (\d[\w.+]{0,40})")
 _MAJORS: Final = re.compile(r"major versions \[[\d, ]{0,80}\]")
-#: What only one engine's frames and command line hold, for a log without its prefix.
-_TELLTALES: Final = (
-    ("sglang/srt/", "sglang"),
-    ("launch_server.py", "sglang"),
-    ("/vllm/v1/", "vllm"),
-    ("/vllm/engine/", "vllm"),
-)
-#: So many more lines of one engine than of others settle whose log it is: the first may be of a package it imports.
-_LEAD: Final = 3
 _LEFT_OUT: Final = "Ignore import error when loading"
 _WHAT: Final = re.compile(r"\s{0,8}what\(\):\s{0,8}(?P<text>.{1,4000})", re.DOTALL)
 #: A long text of fewer different characters says nothing.
@@ -45,17 +37,6 @@ _TEXT_LIMIT: Final = 4000
 _EARLY: Final = ("start", "args", "init")
 #: Phases whose full GPU has a name of its own; every later one is the run time.
 OOM_OF: Final = {name: f"oom.{name}" for name in ("weights", "kv_pool", "graph_capture")}
-_BLOCKS: Final = 64
-_BREAKS_AT: Final = 60
-#: A traceback that began so many lines ago is over.
-_OLD: Final = 4096
-#: The traceback of a process of vLLM whose lines do not name it.
-_NAMELESS: Final = "(vLLM)"
-
-
-def _block_key(peeled: Peeled) -> str:
-    """Whose traceback a line belongs to; "" where only the lines around it tell."""
-    return peeled.source or (_NAMELESS if peeled.engine == "vllm" and peeled.logged else "")
 
 
 class Classifier:
@@ -72,24 +53,16 @@ class Classifier:
 
         ``extra``: signature files of the user's.
         """
-        self.engine = engine
         self._majors = frozenset(majors)
-        self.version = version
         self.lines = 0
         self._set = load_signatures(engine, version, extra)
         self._fatal_lines = tuple(signature for signature in self._set.lines if signature.fatal)
         self._certain = tuple(signature for signature in self._set.lines if signature.fatal or signature.hard)
         self._boot = Boot(self._set, load_spellings())
-        self._detected = engine
-        self._voting = engine is None
-        self._votes: dict[str, int] = {}
-        self._boot.one_by_one = engine in (None, "sglang")
+        self._whose = Whose(engine, version)
         self._collector = Collector(engine, version, self._majors)
         self._findings = Findings()
-        self._blocks: dict[str, Block] = {}
-        self._current: str | None = None
-        #: The last exception's line and whose it was: a terminal may have broken it in two.
-        self._broken: tuple[int, str] = (-1, "")
+        self._tracebacks = Tracebacks(self._boot, self._set.advice, self._ended)
         self._worker_rank: dict[str, str] = {}
         self._usage = self._fatal = self._stopping = False
         #: The phase that a traceback tells which is not the decisive one's.
@@ -112,7 +85,7 @@ class Classifier:
     @property
     def in_traceback(self) -> bool:
         """Whether a traceback has begun whose exception has not been printed yet."""
-        return any(block.in_frames for block in self._blocks.values())
+        return self._tracebacks.in_frames
 
     def feed(self, line: Line) -> list[Event]:
         """Take the next line, or the next piece of a line that a carriage return overwrote."""
@@ -151,26 +124,24 @@ class Classifier:
             findings.left_out is None,
             findings.peers_died,
             self._collector.revision,
-            sum(self._votes.values()),
+            self._whose.revision,
             self._launched,
             self._stopping,
             self._usage,
-            self._current,
-            len(self._blocks),
+            self._tracebacks.state,
         )
         self._skim.judged(raw, state, self._settled)
 
     @property
     def _settled(self) -> bool:
         """Whether nothing is open that one more healthy line could change, for whichever rank prints it."""
-        if self._blocks or self._current is not None or self._usage or self._findings.undecided:
+        if self._tracebacks.any_open or self._usage or self._findings.undecided:
             return False
         return self._boot.ready or self._boot.in_step
 
     def close(self) -> list[Event]:
         """The log is complete: what was printed last and not survived has ended the engine."""
-        for source in list(self._blocks):
-            self._close(source)
+        self._tracebacks.end_all()
         decisive = self._findings.decisive()
         if decisive is not None and not self._boot.ready and not self._fatal:
             self._fatal = True
@@ -184,8 +155,8 @@ class Classifier:
         reading = LogReading(
             outcome=READY if boot.ready else STARTING,
             phase=boot.phase,
-            engine=self.engine or self._detected,
-            engine_version=self.version,
+            engine=self._whose.engine,
+            engine_version=self._whose.version,
             memory=boot.memory(),
             ready_line=boot.ready,
             lines=self.lines,
@@ -230,15 +201,14 @@ class Classifier:
 
     def _judge(self, number: int, text: str) -> None:
         peeled = peel(text)
-        if self._blocks and not number % _OLD:
-            for key in [key for key, block in self._blocks.items() if number - block.line > _OLD]:
-                self._close(key)
-        if peeled.worker and len(self._worker_rank) < _BLOCKS:
+        self._tracebacks.end_old(number)
+        if peeled.worker and len(self._worker_rank) < MOST:
             self._worker_rank[peeled.worker] = peeled.source
             self._launched += 1
         elif peeled.source in self._worker_rank:
             peeled = replace(peeled, source=self._worker_rank[peeled.source])
-        self._detect(peeled)
+        self._whose.line(peeled)
+        self._boot.one_by_one = self._whose.one_by_one
         self._collector.line(number, peeled)
         if "\n" in peeled.body:  # a record that holds a whole traceback
             for part in peeled.body.split("\n"):
@@ -254,7 +224,7 @@ class Classifier:
         if self._usage:
             return
         if peeled.logged:
-            self._separate(peeled)
+            self._tracebacks.separate(peeled)
         if body.startswith(self._set.dumps):
             self._boot.arguments(body)
             self._go_on(number, peeled)
@@ -262,9 +232,7 @@ class Classifier:
         if peeled.level in ("info", "warning"):
             self._go_on(number, peeled)
             self._warning(number, text, peeled)
-            key = self._current
-            if key in self._blocks and not (peeled.source or peeled.logged or self._blocks[key].in_frames):
-                self._close(key)  # what follows a warning without a prefix is of the warning
+            self._tracebacks.warned(peeled)
             return
         if peeled.level != "nccl" and self._traceback(number, body, peeled):
             return
@@ -273,39 +241,9 @@ class Classifier:
             self._plain(number, body, peeled)
 
     def _go_on(self, number: int, peeled: Peeled) -> None:
-        if self._boot.line(number, peeled, self._detected):
+        if self._boot.line(number, peeled, self._whose.engine):
             self._findings.forget_survived(peeled.source)
             self._fatal = self._findings.fatal
-
-    def _detect(self, peeled: Peeled) -> None:
-        if self._voting:
-            body = peeled.body
-            name = peeled.engine or next((name for mark, name in _TELLTALES if mark in body), None)
-            if name is not None:
-                self._vote(name)
-        if self.version is None and "vLLM API server version" in peeled.body:
-            match = _VLLM_VERSION.search(peeled.body)
-            self.version = match[1] if match is not None else None
-
-    def _vote(self, name: str) -> None:
-        """A line is an engine's: the one with most of them wrote the log; of equals, the first."""
-        votes = self._votes
-        votes[name] = votes.get(name, 0) + 1
-        self._detected = max(votes, key=lambda one: votes[one])
-        self._boot.one_by_one = self._detected == "sglang"
-        self._voting = 2 * votes[self._detected] - sum(votes.values()) < _LEAD
-
-    def _separate(self, peeled: Peeled) -> None:
-        """A logger's line ends the traceback that it does not belong to."""
-        key = _block_key(peeled)
-        others = peeled.engine == "sglang" or not peeled.source
-        if self._current is not None and others and not (peeled.level == "error" and key == self._current):
-            self._close(self._current)
-        if peeled.level != "error" and peeled.engine != "sglang":
-            block = self._blocks.get(key)
-            # Several processes of vLLM 0.6 log without a name: one of them goes on while another dies.
-            if block is not None and not (key == _NAMELESS and block.in_frames):
-                self._close(key)
 
     def _traceback(self, number: int, body: str, peeled: Peeled) -> bool:
         """Follow tracebacks; True when the line is part of one and says nothing else."""
@@ -313,7 +251,8 @@ class Classifier:
         announced = aborted or (peeled.logged and any(word in body for word in self._set.deaths))
         header = HEADER in body
         if announced or header:
-            block = self._open(number, body, peeled, announced)
+            block = self._tracebacks.begin(number, body, peeled, announced)
+            self._findings.peers_died = self._findings.peers_died or announced
             head = body.split(HEADER)[0]
             found = self._match(head, "", (self._set.exceptions,)) if peeled.level == "error" or announced else None
             if found is not None:
@@ -326,23 +265,13 @@ class Classifier:
                     for spoken in block.feed(number, tail, self._set.advice):
                         self._speak(block, spoken)
             return True
-        key = _block_key(peeled) or self._current
-        if key is None and number == self._broken[0] + 1 and body[:1].islower():
-            key = self._broken[1]
-        block_open = self._blocks.get(key) if key is not None else None
-        if block_open is None:
-            if peeled.logged and peeled.level != "error":
-                return False
-            if is_frame_line(body) or is_exception_line(body):
-                block_open = self._open(number, body, peeled, died=False)
-            else:
-                return self._what(number, body, peeled)
-        spoken_lines = block_open.feed(number, body, self._set.advice)
+        taken = self._tracebacks.take(number, body, peeled)
+        if taken is None:
+            return not (peeled.logged and peeled.level != "error") and self._what(number, body, peeled)
+        block, spoken_lines = taken
         for spoken in spoken_lines:
-            self._speak(block_open, spoken)
-            if key is not None and len(body) >= _BREAKS_AT:
-                self._broken = number, key
-        return bool(spoken_lines) or block_open.in_frames or block_open.in_advice
+            self._speak(block, spoken)
+        return bool(spoken_lines) or block.in_frames or block.in_advice
 
     def _what(self, number: int, body: str, peeled: Peeled) -> bool:
         match = _WHAT.match(body)
@@ -446,52 +375,13 @@ class Classifier:
 
     # --- findings ---------------------------------------------------------------------------------------------------
 
-    def _open(self, number: int, body: str, peeled: Peeled, died: bool) -> Block:
-        key = _block_key(peeled)
-        current = self._blocks.get(self._current) if self._current is not None else None
-        if current is not None and current.awaits_header and not peeled.logged and not died and not key:
-            current.feed(number, body, self._set.advice)
-            return current
-        previous = self._blocks.get(key)
-        if previous is not None and not previous.spoken and previous.died and not died:
-            # "EngineCore failed to start." and its traceback, on lines of their own.
-            previous.feed(number, body if HEADER in body else HEADER, self._set.advice)
-            self._goes_on(key, peeled)
-            return previous
-        if previous is not None and not peeled.logged and HEADER in body:
-            previous.feed(number, body, self._set.advice)
-            self._goes_on(key, peeled)
-            return previous
-        if previous is not None:
-            self._close(key)
-        while len(self._blocks) >= _BLOCKS:
-            self._close(next(iter(self._blocks)))
-        memory = self._boot.store.ranks.get(peeled.source)
-        pool_done = memory is not None and memory.pool_done
-        block = Block(
-            peeled.source, died, number, body[:_TEXT_LIMIT], self._boot.phase_of(peeled.source), pool_done, peeled.place
-        )
-        block.awaits_header = HEADER not in body
-        self._blocks[key] = block
-        self._goes_on(key, peeled)
-        if died:
-            self._findings.peers_died = True
-        return block
-
-    def _goes_on(self, key: str, peeled: Peeled) -> None:
-        """Lines without a prefix belong to this block from here on, unless its own lines all have one."""
-        named = peeled.worker or (peeled.engine == "vllm" if peeled.logged else peeled.source)
-        self._current = None if named else key
-
-    def _close(self, key: str) -> None:
-        block = self._blocks.pop(key, None)
-        if self._current == key:
-            self._current = None
-        if block is not None and not block.spoken:
+    def _ended(self, block: Block) -> None:
+        """A traceback is over: what it said counts already; what it left unsaid is judged here."""
+        if not block.spoken:
             self._note_phase(block.frames_text())
-        if block is not None and (raised := block.raised) is not None:
+        if (raised := block.raised) is not None:
             self._speak(block, raised)
-        if block is not None and block.died and not block.spoken:
+        if block.died and not block.spoken:
             spoken = Spoken(block.line, block.header)
             self._add(UNKNOWN, "silent", spoken, block, None, None, None, block.source, fatal=True)
 
