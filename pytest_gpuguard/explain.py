@@ -20,6 +20,7 @@ from .claims.expect import Expectation
 from .claims.judgement import Judgement, Verdict
 from .claims.observation import LogReading, Observation
 from .claims.resolved import Resolved
+from .diagnose.evidence import GUESSES
 from .diagnose.memory import from_server_info, merge_tables
 from .diagnose.remedies import remedies, setup_of
 from .diagnose.resolved import resolve
@@ -61,7 +62,11 @@ def explain(log: str, reading: LogReading, known: Beside) -> Explained:
         table, _ = from_server_info(known.info)
         reading = replace(reading, memory=merge_tables(reading.memory, table))
     found = remedies(reading, setup_of(resolved, reading, known.gpus))
-    return Explained(log, reading, resolved, found)
+    return Explained(log, reading, resolved, found, _GUESSED if reading.signature in GUESSES else None)
+
+
+_GUESSED: Final = "a guess from the exit code: only the kernel's log can say whether its OOM killer ended the rank"
+_KILLED: Final = "a rank was killed by SIGKILL; only the kernel's log can say whether the OOM killer did it"
 
 
 def expectation(text: str) -> Expectation:
@@ -115,15 +120,17 @@ _EXPECTATIONS: Final = frozenset(
 
 
 def observation(one: Explained) -> Observation:
-    """The boot that a log tells of, as far as a log alone can."""
+    """The boot that a log tells of, as far as a log alone can: an engine's guess from an exit code decides nothing."""
     reading = one.reading
+    guessed = reading.signature in GUESSES
     return Observation(
         engine=reading.engine or "unknown",
         engine_version=reading.engine_version,
-        outcome=reading.outcome,
+        outcome="indeterminate.peer_died" if guessed else reading.outcome,
         phase=reading.phase,
         decisive=reading.decisive,
-        why=reading.why,
+        why=None if guessed else reading.why,
+        note=_KILLED if guessed else None,
         memory=reading.memory,
         requested_tokens=reading.clipped[0] if reading.clipped is not None else None,
         log=one.log,

@@ -5,6 +5,7 @@ Nothing is held in memory but one chunk; what cannot be read is an error with a 
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import os
 import select
@@ -28,6 +29,13 @@ STDIN: Final = "-"
 _ENDINGS: Final = (".log", ".txt", ".out", ".err", ".stdout", ".stderr")
 _GZIP: Final = b"\x1f\x8b"
 _LOOK: Final = 8192
+#: How a text begins that is not UTF-8, as PowerShell writes it; the longer one first.
+_MARKS: Final = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 #: A file with a larger share of these is no text.
 _NOT_TEXT: Final = bytes(range(9)) + b"\x0e\x0f" + bytes(range(16, 27)) + b"\x1c\x1d\x1e\x1f"
 _MOST: Final = 0.03
@@ -92,21 +100,18 @@ def read(name: str, how: Reading) -> LogReading:
     """What a whole log says. Raises LogError."""
     classifier = how.classifier()
     intake = Intake(classifier)
-    empty = True
+    text = _Text(name)
     try:
         with _opened(name) as stream:
             while chunk := stream.read(CHUNK):
-                if empty:
-                    chunk = _begun(name, chunk)
-                    empty = not chunk
-                intake.feed(chunk)
+                intake.feed(text.feed(chunk))
     except EOFError:
         raise LogError(f"{name}: the gzip file is cut short") from None
     except (gzip.BadGzipFile, zlib.error) as error:
         raise LogError(f"{name}: the gzip file is damaged: {error}") from None
     except OSError as error:
         raise LogError(f"{name}: {error.strerror or error}") from None
-    if empty:
+    if text.empty:
         raise LogError(f"{name}: the log is empty")
     intake.close()
     return classifier.reading()
@@ -128,7 +133,7 @@ class Follower:
         self._classifier = self._how.classifier()
         self._intake = Intake(self._classifier)
         self._failed = False
-        self._empty = True
+        self._text = _Text(self._name)
 
     def __iter__(self) -> Iterator[list[Event]]:
         quiet_since = time.monotonic()
@@ -139,8 +144,9 @@ class Follower:
                         return
                     self._begin()
                     continue
-                if self._empty and chunk:
-                    chunk = self._checked(chunk)
+                if self._text.empty and chunk.startswith(_GZIP):
+                    raise LogError(f"{self._name}: a gzip file does not grow line by line: explain it without --follow")
+                chunk = self._text.feed(chunk)
                 if chunk:
                     quiet_since = time.monotonic()
                     events = self._intake.feed(chunk)
@@ -151,7 +157,7 @@ class Follower:
                     return
         except OSError as error:
             raise LogError(f"{self._name}: {error.strerror or error}") from None
-        if self._empty:
+        if self._text.empty:
             raise LogError(f"{self._name}: the log is empty")
 
     def reading(self) -> LogReading:
@@ -162,13 +168,6 @@ class Follower:
         """What it says if nothing more comes: as ``read`` of the same lines."""
         self._intake.close()
         return self._classifier.reading()
-
-    def _checked(self, chunk: bytes) -> bytes:
-        if chunk.startswith(_GZIP):
-            raise LogError(f"{self._name}: a gzip file does not grow line by line: explain it without --follow")
-        chunk = _begun(self._name, chunk)
-        self._empty = not chunk
-        return chunk
 
 
 def _growing(name: str) -> Iterator[bytes | None]:
@@ -229,11 +228,41 @@ def _opened(name: str) -> BinaryIO:
     return cast("BinaryIO", gzip.open(raw)) if raw.peek(2)[:2] == _GZIP else raw
 
 
-def _begun(name: str, chunk: bytes) -> bytes:
-    """The first bytes of a log, if they are text. One that was cut while it was written begins with a hole of NULs."""
-    chunk = chunk.lstrip(b"\0")
-    head = chunk[:_LOOK]
-    foreign = len(head) - len(head.translate(None, _NOT_TEXT))
-    if foreign > len(head) * _MOST:
-        raise LogError(f"{name}: this is binary data, not a log")
-    return chunk
+class _Text:
+    """Checks that the bytes of a log are text, and turns UTF-16 and UTF-32 into UTF-8 where a mark says so."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._decoder: codecs.IncrementalDecoder | None = None
+        self._held = b""
+        self._marked = False
+        #: Nothing but a hole so far.
+        self.empty = True
+
+    def feed(self, chunk: bytes) -> bytes:
+        """The next bytes as UTF-8. Raises LogError where they are no text."""
+        if not self._marked:
+            chunk = self._held + chunk
+            # The beginning of a mark waits for the rest; UTF-16 and UTF-32 differ only after two bytes.
+            if chunk and any(mark.startswith(chunk) for mark, _ in _MARKS if len(chunk) < len(mark)):
+                self._held = chunk
+                return b""
+            self._held, self._marked = b"", bool(chunk)
+            encoding = next((known for mark, known in _MARKS if chunk.startswith(mark)), None)
+            if encoding is not None:
+                self._decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
+        if self._decoder is not None:
+            chunk = self._decoder.decode(chunk).encode("utf-8", errors="replace")
+        if self.empty:
+            chunk = self._begun(chunk)
+            self.empty = not chunk
+        return chunk
+
+    def _begun(self, chunk: bytes) -> bytes:
+        """A log that was cut while it was written begins with a hole of NULs."""
+        chunk = chunk.lstrip(b"\0")
+        head = chunk[:_LOOK]
+        foreign = len(head) - len(head.translate(None, _NOT_TEXT))
+        if foreign > len(head) * _MOST:
+            raise LogError(f"{self._name}: this is binary data, not a log")
+        return chunk

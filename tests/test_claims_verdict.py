@@ -250,16 +250,21 @@ _WORDS = Vocabulary(
     names=("backend=…", "custom"),
 )
 ON, OFF = FeatureEvidence("custom", True, "line 4: it is up"), FeatureEvidence("custom", False, "line 5: it is down")
+ECHOED = FeatureEvidence("custom", True, "server_info enable_custom is True", echo=True)
+ECHOED_OFF = FeatureEvidence("custom", False, "server_info disable_custom is True", requested=True, echo=True)
 REFUSED = FeatureEvidence("custom", False, "server_info disable_custom is True", requested=True)
 
 
 def shows(
-    *features: FeatureEvidence, asked: str | None = None, backend: tuple[str | None, str | None] = (None, None)
+    *features: FeatureEvidence,
+    asked: str | None = None,
+    backend: tuple[str | None, str | None] = (None, None),
+    echo: bool = False,
 ) -> Observation:
     """A server that is ready and shows this: evidence, what was asked of ``custom``, and ``backend`` (asked, runs)."""
     wanted, runs = backend
     differs = wanted is not None and runs is not None and wanted != runs
-    settings = [Setting("backend", wanted, runs, "server_info backend", differs)]
+    settings = [Setting("backend", wanted, runs, "server_info backend", differs, echo)]
     settings += [Setting("custom", asked)] if asked is not None else []
     return replace(saw(READY), resolved=Resolved(tuple(settings), features, _WORDS))
 
@@ -280,6 +285,17 @@ ASKED_AND_RUNS = ("trtllm", "triton")
         (Uses("warp"), shows(ON), INCONCLUSIVE, "'warp' is no feature that evidence is known of (known: backend=…, cu"),
         (Uses("backend=fa3"), shows(backend=(None, "fa3")), HOLDS, "runs fa3 (server_info backend)"),
         (Uses("fa3"), shows(backend=("fa3", "fa3")), HOLDS, "asked fa3, runs fa3 (server_info backend)"),
+        (
+            Uses("fa3"),
+            shows(backend=("fa3", "fa3"), echo=True),
+            INCONCLUSIVE,
+            "only repeats the argument that it was g",
+        ),
+        (Uses("backend=x"), shows(backend=("fa3", "fa3"), echo=True), INCONCLUSIVE, "only repeats the argument"),
+        (USES, shows(ECHOED, asked="on"), INCONCLUSIVE, "only repeats the argument that it was given, which is no ev"),
+        (USES, shows(ECHOED, ON, asked="on"), HOLDS, "line 4: it is up"),
+        (USES, shows(ECHOED, OFF, asked="on"), WORSE, "line 5: it is down"),
+        (USES, shows(ECHOED_OFF, asked="off"), WORSE, "disable_custom is True"),
         (Uses("backend=fa3"), shows(backend=("fa3", "triton")), WORSE, "asked fa3, runs triton (server_info backend)"),
         (Uses("fa3"), shows(backend=("fa3", None)), INCONCLUSIVE, "nothing the server said shows its backend"),
         (Uses("fa3"), shows(backend=(None, "fa3 (prefill), x (decode)")), INCONCLUSIVE, "one of several"),
@@ -307,6 +323,10 @@ ASKED_AND_RUNS = ("trtllm", "triton")
         (Ignores("--custom"), shows(OFF, asked="off"), INCONCLUSIVE, "--custom was not asked of this server"),
         (Ignores("--disable-custom"), shows(ON, asked="off"), HOLDS, "line 4: it is up"),
         (Ignores("--disable-custom"), shows(REFUSED, asked="off"), BETTER, "disable_custom is True"),
+        (Ignores("--disable-custom"), shows(ECHOED_OFF, asked="off"), INCONCLUSIVE, "only repeats the argument"),
+        (FALLS_BACK, shows(ECHOED, asked="on"), INCONCLUSIVE, "only repeats the argument"),
+        (FALLS_BACK, shows(ECHOED, OFF, asked="on"), HOLDS, "line 5: it is down"),
+        (Ignores("--backend"), shows(backend=("fa3", "fa3"), echo=True), INCONCLUSIVE, "only repeats the argument"),
         (Ignores("--backend"), shows(backend=ASKED_AND_RUNS), HOLDS, "asked trtllm, runs triton"),
         (Ignores("--backend trtllm"), shows(backend=ASKED_AND_RUNS), HOLDS, "asked trtllm, runs triton"),
         (Ignores("--backend"), shows(backend=("fa3", "fa3")), BETTER, "asked fa3, runs fa3"),

@@ -176,6 +176,8 @@ PHASES: tuple[tuple[str, str, str | None, dict[str, float]], ...] = (
      None, {"total_gib": 23.64, "gpu_memory_utilization": 0.9}),
     ("model weights take ", OLD + "model weights take 14.99GiB; non_torch_memory takes 0.08GiB; PyTorch activation peak memory takes 1.24GiB; the rest of the memory reserved for KV Cache is 4.97GiB.",
      "kv_pool", {"weights_gib": 14.99, "kv_gib": 4.97}),
+    ("Memory profiling results: total_gpu_memory=", OLD + "Memory profiling results: total_gpu_memory=23.69GiB initial_memory_usage=15.37GiB peak_torch_memory=16.19GiB memory_usage_post_profile=15.46GiB non_torch_memory=0.46GiB kv_cache_size=4.68GiB gpu_memory_utilization=0.90",
+     "kv_pool", {"total_gib": 23.69, "kv_gib": 4.68, "gpu_memory_utilization": 0.9}),
     ("Available KV cache memory: ", LINE + "Available KV cache memory: 9.40 GiB", "kv_pool", {"kv_gib": 9.4}),
     ("Available KV cache memory: ", LINE + "Available KV cache memory: -5.67 GiB", "kv_pool", {"kv_gib": -5.67}),
     ("GPU KV cache size:", LINE + "GPU KV cache size: 188,640 tokens", "graph_capture", {"kv_tokens": 188640}),

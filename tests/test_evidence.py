@@ -31,8 +31,11 @@ def evidence(*lines: str, **changes: object) -> Evidence:
     return Evidence(**values)  # type: ignore[arg-type]
 
 
-def grown(by: int, where: str = "/proc/vmstat") -> Counter:
-    return Counter(where, 7, 7 + by)
+def grown(by: int, where: str = "/proc/vmstat", shared: bool = False) -> Counter:
+    return Counter(where, 7, 7 + by, shared)
+
+
+OWN, ABOVE = "/sys/fs/cgroup/docker/a/memory.events", "/sys/fs/cgroup/user.slice/memory.events"
 
 
 # ------------------------------------------------------------------------------------------------------------- parsing
@@ -256,15 +259,58 @@ def test_somebody_elses_kill_is_told_and_decides_nothing() -> None:
     assert weighed.note == f"said before; the OOM killer ended process {PID} (python3), which is not of this boot"
 
 
-def test_a_counter_decides_when_no_message_says_who_was_killed() -> None:
-    weighed = weigh("unknown", evidence(host_kills=grown(1)), explained=True)
+ANYBODYS = {
+    "the host's counter": evidence(host_kills=grown(1)),
+    "an ancestor's counter": evidence(cgroup_kills=(grown(1, ABOVE, shared=True),)),
+    "a name": evidence(KILLED, pids_differ=True, host_kills=grown(1)),
+    "a name, and an ancestor's counter": evidence(
+        KILLED, pids_differ=True, cgroup_kills=(grown(1, ABOVE, shared=True),)
+    ),
+}
+
+
+@pytest.mark.parametrize("outcome", sorted(UNDECIDED))
+@pytest.mark.parametrize("whose", ANYBODYS)
+def test_a_kill_of_anybody_decides_only_where_sigkill_ended_a_process_of_the_boot(whose: str, outcome: str) -> None:
+    weighed = weigh(outcome, ANYBODYS[whose], explained=True, note="said before")
+    assert weighed.outcome == outcome
+    assert (weighed.note or "").startswith("said before; the kernel's OOM killer ")
+    assert (weighed.note or "").endswith(", which may have been anybody's process")
+    weighed = weigh(outcome, ANYBODYS[whose], explained=True, note="said before", killed=True)
     assert weighed.outcome == "oom.host"
-    assert weighed.note == "the kernel's OOM killer struck during this boot (oom_kill 7 -> 8 in /proc/vmstat)"
+    assert (weighed.note or "").endswith("; a process of this boot ended by SIGKILL")
+    assert weigh(outcome, evidence(), explained=True, killed=True).outcome == outcome
+
+
+@pytest.mark.parametrize("whose", ANYBODYS)
+@pytest.mark.parametrize("outcome", sorted(OUTCOMES - UNDECIDED - {READY, STARTING, "oom.host"}))
+def test_a_kill_of_anybody_never_overrules_a_failure_that_has_a_name(whose: str, outcome: str) -> None:
+    assert weigh(outcome, ANYBODYS[whose], explained=False, killed=True).outcome == outcome
+    assert weigh(outcome, ANYBODYS[whose], explained=True, killed=True, weak=True).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        evidence(KILLED),
+        evidence(cgroup_kills=(grown(1, OWN),)),
+        evidence(KILLED, pids_differ=True, cgroup_kills=(grown(1, OWN),)),
+    ],
+    ids=["pid", "own cgroup", "name and own cgroup"],
+)
+def test_a_kill_that_is_known_to_be_this_boots_decides_without_anything_else(found: Evidence) -> None:
+    assert weigh("unknown", found, explained=True).outcome == "oom.host"
+    weighed = weigh("oom.kv_pool", found, explained=True, weak=True)
+    assert weighed.outcome == "oom.host"
+    assert "; the log alone says oom.kv_pool" in (weighed.note or "")
+    assert weigh("oom.kv_pool", found, explained=True).outcome == "oom.kv_pool"
 
 
 def test_a_kill_more_than_the_messages_give_to_others_counts() -> None:
     others = evidence(KILLED, pids=frozenset(), host_kills=grown(2))
-    assert weigh("unknown", others, explained=True).outcome == "oom.host"
+    assert weigh("unknown", others, explained=True, killed=True).outcome == "oom.host"
+    known = evidence(KILLED, pids=frozenset(), host_kills=grown(1))
+    assert weigh("unknown", known, explained=True, killed=True).outcome == "unknown"
 
 
 @pytest.mark.parametrize(("by", "outcome"), [(0, "unknown"), (1, "oom.host")])
@@ -276,10 +322,11 @@ def test_the_servers_own_cgroup_knows_better_than_the_whole_host(by: int, outcom
 @pytest.mark.parametrize(
     ("name", "counters", "outcome"),
     [
-        ("python3", (), "oom.host"),
-        ("VLLM::EngineCor", (), "oom.host"),
+        ("python3", (1,), "oom.host"),
+        ("VLLM::EngineCor", (1,), "oom.host"),
         ("sglang::schedul", (1,), "oom.host"),
-        ("ray::IDLE", (), "oom.host"),
+        ("ray::IDLE", (1,), "oom.host"),
+        ("python3", (), "unknown"),  # a name alone is anybody's
         ("python3", (0,), "unknown"),  # our cgroups counted nothing: it was another container's
         ("postgres", (), "unknown"),
     ],
@@ -301,8 +348,8 @@ def test_a_guess_at_the_oom_killer_needs_its_trace(counter: Counter | None, word
     weighed = weigh("oom.host", evidence(host_kills=counter), explained=True, signature="sglang.rank_died")
     assert weighed.outcome == "indeterminate.peer_died"
     assert words in (weighed.note or "")
-    struck = weigh("oom.host", evidence(KILLED, host_kills=counter), explained=True, signature="sglang.rank_died")
-    assert struck.outcome == "oom.host"
+    for found in (evidence(KILLED, host_kills=counter), *ANYBODYS.values()):
+        assert weigh("oom.host", found, explained=True, signature="sglang.rank_died").outcome == "oom.host"
 
 
 def test_hardware_comes_before_a_kill_and_the_kill_is_not_lost() -> None:

@@ -19,7 +19,7 @@ from .needs import need, need_tool
 
 Capture = pytest.CaptureFixture[str]
 
-KEYS = "log engine engine_version outcome phase decisive why signature memory fullest_rank ranks remedies resolved"
+KEYS = "log engine engine_version outcome phase decisive why note signature memory fullest_rank ranks remedies resolved"
 KEYS += " consequences lines"
 NUMBERS = (
     "avail_before_gib avail_after_weights_gib weights_gib mem_fraction_static reserved_gib rest_gib f_min kv_tokens"
@@ -85,6 +85,19 @@ def test_a_terminal_gets_colours_and_a_picture_of_the_memory(failed: Path) -> No
     assert bar.count("▒") == 60 - bar.count("█")
     assert "94.0 GiB" in bar
     assert "held back by the fraction" in text
+
+
+@pytest.mark.parametrize("whole", [5e-324, 1.0, 1e308, float("inf"), float("nan")])
+def test_the_picture_of_odd_numbers_is_no_wider(whole: float) -> None:
+    from pytest_gpuguard.claims.observation import MemoryTable
+    from pytest_gpuguard.report.explained import _picture
+
+    for size in (5e-324, 0.5, 1e308, float("inf")):
+        table = MemoryTable(avail_before_gib=whole, weights_gib=size, kv_gib=size, reserved_gib=size, rest_gib=-1.0)
+        picture = _picture(table, 40)
+        if picture is not None:
+            bar, _ = picture.plain.split("\n")
+            assert sum(map(bar.count, "█░▒")) == 40
 
 
 def test_the_picture_fits_a_narrow_terminal(failed: Path) -> None:
@@ -218,6 +231,30 @@ def test_a_log_that_was_cut_while_it_was_written_begins_with_a_hole(tmp_path: Pa
     assert explained(capsys, path).err == f"{path}: the log is empty\n"
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be", "utf-8"])
+def test_a_log_that_begins_with_a_mark_is_read_in_its_encoding(
+    encoding: str, packed: bool, tmp_path: Path, capsys: Capture
+) -> None:
+    """As PowerShell redirects it; longer than one chunk, with a line that is cut in a character."""
+    path = tmp_path / "x.log"
+    text = "\ufeff" + "".join(f"{STAMP}] 部 {number}\r\n" for number in range(40_000)) + FAILED.replace("\n", "\r\n")
+    data = text.encode(encoding) + (b"\x0a" if encoding != "utf-8" else b"")
+    path.write_bytes(gzip.compress(data, 1) if packed else data)
+    (said,) = objects(capsys, path)
+    assert (said["outcome"], said["decisive"]["line"]) == ("oom.kv_pool", 40_021)
+    assert said["lines"] == 40_000 + FAILED.count("\n")
+
+
+def test_marks_without_a_log_are_told(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "x.log"
+    for data in (b"\xff", b"\xff\xfe", b"\xfe\xff", b"\xff\xfe\0\0", b"\xff\xfe" + bytes(9000)):
+        path.write_bytes(data)
+        assert explained(capsys, path).err == f"{path}: the log is empty\n", data
+    path.write_bytes(b"\xff\xfe" + bytes(range(1, 9)).decode().encode("utf-16-le") * 200)
+    assert explained(capsys, path).err == f"{path}: this is binary data, not a log\n"
+
+
 UNREADABLE = {
     "missing": (None, "No such file or directory"),
     "empty": (b"", "the log is empty"),
@@ -349,6 +386,19 @@ def test_flags_tell_what_runs_otherwise_than_asked(ready: Path, capsys: Capture)
     done = explained(capsys, ready, "--flags", "--x 'never closed")
     assert (done.code, done.out) == (2, "")
     assert "--flags: No closing quotation" in done.err
+
+
+def test_what_was_asked_is_quoted_no_longer_than_what_runs(ready: Path, capsys: Capture) -> None:
+    long = "x" * 5000
+    (said,) = objects(capsys, ready, "--flags", f"--attention-backend {long}")
+    (row,) = (one for one in said["resolved"]["settings"] if one["name"] == "attention_backend")
+    assert (row["asked"], row["differs"]) == ("x" * 240, True)
+    assert "x" * 241 not in explained(capsys, ready, "--flags", f"--attention-backend {long}").out
+    # Two that are as long and the same do not differ.
+    ready.write_text(READY.replace("'triton'", f"'{long}'"))
+    (said,) = objects(capsys, ready, "--flags", f"--attention-backend {long}")
+    (row,) = (one for one in said["resolved"]["settings"] if one["name"] == "attention_backend")
+    assert (row["asked"], row["runs"], row["differs"]) == ("x" * 240, "x" * 240, False)
 
 
 def test_server_info_has_the_last_word_on_settings_and_fills_in_numbers(tmp_path: Path, capsys: Capture) -> None:

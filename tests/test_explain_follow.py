@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_gpuguard.logs import Follower, Reading
+from pytest_gpuguard.logs import Follower, Reading, _Text
 
 from .boot_logs import F7, FAILED, KIMI, NO_ROOM, READY, STAMP, dies, loading
 from .gpuguard_command import Running, called, on_a_terminal, ran
@@ -93,6 +93,26 @@ def test_ctrl_c_before_anything_was_written_is_no_failure(log: Path) -> None:
         code, rest = follower.rest()
         assert (code, follower.error()) == (0, "")
         assert rest[0].startswith(f"{log}: starting")
+
+
+def test_a_file_in_utf_16_is_followed_however_its_bytes_come(tmp_path: Path) -> None:
+    """As PowerShell writes it: also its mark, and a character, may come in two parts."""
+    data = ("\ufeff" + FAILED).encode("utf-16-le")
+    for step in (1, 3, 997):
+        parts = [b"", *(data[start : start + step] for start in range(0, len(data), step))]
+        text = _Text("x")
+        assert b"".join(map(text.feed, parts)) == FAILED.encode()
+    log = tmp_path / "x.log"
+    log.write_bytes(data[:1])
+    with Running("explain", "--follow", log) as follower:
+        time.sleep(0.5)
+        with log.open("ab") as stream:
+            stream.write(data[1:4001])
+        follower.until("weights")
+        with log.open("ab") as stream:
+            stream.write(data[4001:])
+        follower.until(f"{log}: oom.kv_pool in phase kv_pool (sglang)")
+        assert follower.rest()[0] == 0
 
 
 def test_a_file_that_is_cut_starts_afresh(log: Path) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pytest_gpuguard.facts.gpu import Gpu, MigDevice
 from pytest_gpuguard.facts.visible import resolve_visible
+
+from .laws import given, st
 
 UUIDS = ("GPU-8f1e0000-aaaa", "GPU-8f2e0000-bbbb", "GPU-c3000000-cccc", "GPU-c3000000-cccc-d")
 MIGS = ("MIG-11110000", "MIG-11120000")

@@ -7,8 +7,6 @@ import contextlib
 import io
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pytest_gpuguard.claims.layout import flag_value
 from pytest_gpuguard.engines.flags import (
@@ -19,6 +17,8 @@ from pytest_gpuguard.engines.flags import (
     load_releases,
     parse_help,
 )
+
+from .laws import given, settings, st
 
 OPTIONS: list[tuple[list[str], dict[str, object]]] = [
     (["--model-path", "--model"], {"required": True, "help": "The path of the weights, see --not-a-flag."}),

@@ -13,14 +13,24 @@ from .gpuguard_command import Done, called, ran
 
 Capture = pytest.CaptureFixture[str]
 
+#: What SGLang says of any SIGKILL.
+DIED = "RuntimeError: Rank 0 scheduler died during initialization (exit code: -9). If you see SIGKILL (-9), it may be OOM.\n"
+
+PICKED = f"{STAMP}] Attention backend not specified. Use triton backend by default.\n"
+
 LOGS = {
     "failed": FAILED,
     "ready": READY,
+    "picked": READY + PICKED,
     "loading": arguments(tp_size=1) + loading([""], 15.24),
     "weights": loading([" TP0"], 94.0) + dies(FULL.format("672.00 MiB.", "136.94 MiB")),
     "rejected": READY.rsplit(STAMP, 2)[0]
     + dies("ValueError: FlashInfer allreduce fusion requires SM90 or SM10X NVIDIA GPUs.", ""),
     "unknown": loading([" TP0"], 94.0) + dies("KeyError: 12"),
+    "killed": loading([" TP0"], 94.0) + DIED,
+    "out of memory": loading([" TP0"], 94.0)
+    + "[  123.456789] Memory cgroup out of memory: Killed process 1004 (python3) total-vm:181200000kB, anon-rss:62914560kB\n"
+    + DIED,
     "clipped": READY.replace(
         f"{STAMP}] KV Cache",
         f"{STAMP}] max_total_tokens=500000 is larger than the profiled value 399740. Use the profiled value instead.\n{STAMP}] KV Cache",
@@ -75,8 +85,12 @@ def judged(capsys: Capture, log: str | Path, *expectations: str, options: tuple[
         ("ready", 'uses("attention_backend=triton")', "HOLDS", "runs triton"),
         ("ready", 'uses("radix_cache")', "HOLDS", "disable_radix_cache is False"),
         ("ready", 'uses("custom_allreduce")', "INCONCLUSIVE", "nothing the server said shows"),
-        ("loading", "fits", "INFRA", "starting"),
-        ("loading", "ooms", "INFRA", "starting"),
+        ("loading", "fits", "INFRA", "starting: healthy so far, the log ends in phase weights"),
+        ("loading", "ooms", "INFRA", "starting: healthy so far, the log ends in phase weights"),
+        ("killed", 'ooms("host")', "INCONCLUSIVE", "indeterminate.peer_died: RuntimeError: Rank 0 scheduler died"),
+        ("killed", "fits", "CONTRADICTED (worse)", "indeterminate.peer_died"),
+        ("killed", 'fails("oom.host")', "INCONCLUSIVE", "indeterminate.peer_died"),
+        ("out of memory", 'ooms("host")', "HOLDS", "oom.host"),
     ],
     indirect=["log"],
 )
@@ -103,11 +117,35 @@ def test_flags_tell_what_was_asked(log: Path, expectation: str, verdict: str, ca
     assert done.out.startswith(f"{verdict}: "), done.out
 
 
-@pytest.mark.parametrize("log", ["ready"], indirect=True)
-def test_what_was_said_to_fall_back_and_runs_contradicts_for_the_better(log: Path, capsys: Capture) -> None:
-    claim = 'unsupported("attention_backend=triton", how="falls_back")'
+@pytest.mark.parametrize("log", ["ready", "picked"], indirect=True)
+@pytest.mark.parametrize(
+    ("claim", "verdict"),
+    [
+        ('unsupported("attention_backend=triton", how="falls_back")', "CONTRADICTED (better): "),
+        ('uses("attention_backend=triton")', "HOLDS: "),
+    ],
+)
+def test_an_argument_that_is_handed_back_shows_nothing_and_a_line_that_names_it_does(
+    log: Path, claim: str, verdict: str, capsys: Capture
+) -> None:
     done = judged(capsys, log, claim, options=("--flags", "--attention-backend triton"))
-    assert done.out.startswith("CONTRADICTED (better): ")
+    picked = "Use triton backend" in log.read_text()
+    assert done.out.startswith(verdict if picked else "INCONCLUSIVE: ")
+    assert ("only repeats the argument that it was given" in done.out) is not picked
+    assert ("Use triton backend by default" in done.out) is picked
+
+
+@pytest.mark.parametrize("log", ["killed"], indirect=True)
+def test_an_engine_s_guess_from_an_exit_code_is_no_evidence(log: Path, capsys: Capture) -> None:
+    lines = judged(capsys, log, 'ooms("host")').out.splitlines()
+    note = "  a rank was killed by SIGKILL; only the kernel's log can say whether the OOM killer did it"
+    assert note in lines
+    assert not any("most likely" in line for line in lines)
+    done = called(capsys, "explain", log)
+    assert "oom.host in phase" in done.out
+    said = "a guess from the exit code: only the kernel's log can say whether its OOM killer ended the rank"
+    assert f"\n  {said}\n" in done.out
+    assert json.loads(called(capsys, "explain", "--json", log).out)["note"] == said
 
 
 def test_a_claim_that_does_not_hold_is_told_with_what_helps(log: Path, capsys: Capture) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 import time
 from pathlib import Path
 
@@ -97,6 +98,36 @@ def test_a_flood_of_messages_is_read_in_bounded_time_and_memory(machine: Machine
     assert 0 < len(lines) <= 400
 
 
+def test_a_log_that_is_closed_meanwhile_is_read_to_the_end_first(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = KernelLog(machine.paths)
+    machine.say(KILL)
+    reading, go_on = threading.Event(), threading.Event()
+    read = os.read
+
+    def slow(fd: int, size: int) -> bytes:
+        if threading.current_thread() is reader:
+            reading.set()
+            assert go_on.wait(10)
+        return read(fd, size)  # EBADF, or somebody else's file, where the descriptor is gone
+
+    monkeypatch.setattr(os, "read", slow)
+    found: list[object] = []
+    reader = threading.Thread(target=lambda: found.append(log.read(5)))
+    closer = threading.Thread(target=log.close)
+    reader.start()
+    assert reading.wait(10)
+    closer.start()
+    closer.join(0.2)
+    assert closer.is_alive()
+    go_on.set()
+    reader.join(10)
+    closer.join(10)
+    assert found == [(KILL,)]
+    assert log.read(0.1) == (KILL,)
+
+
 def test_a_log_that_may_not_be_read_is_a_reason_and_no_error(machine: Machine) -> None:
     denied = kernel_log_denied(machine.without_kmsg())
     assert denied == Denied("kernel log", f"{machine.folder / 'absent'}: No such file or directory")
@@ -170,6 +201,7 @@ def test_the_host_and_our_own_cgroup_are_counted_from_the_start(machine: Machine
     assert counters.host() == Counter(str(machine.paths.proc / "vmstat"), 3, 4)
     (counter,) = counters.cgroups()
     assert (counter.where, counter.grown) == (str(machine.paths.cgroup / "user/ours/memory.events"), 2)
+    assert not counter.shared
 
 
 def test_the_servers_cgroup_counts_once_it_is_known(machine: Machine) -> None:
@@ -183,15 +215,25 @@ def test_the_servers_cgroup_counts_once_it_is_known(machine: Machine) -> None:
     machine.unified("user/server", 2)
     (counter,) = counters.cgroups()
     assert (counter.where, counter.grown) == (str(machine.paths.cgroup / "user/server/memory.events"), 1)
+    assert not counter.shared
 
 
-def test_the_nearest_ancestor_that_counts_is_taken(machine: Machine) -> None:
+def test_the_nearest_ancestor_that_counts_is_taken_and_known_to_be_shared(machine: Machine) -> None:
     machine.unified("user", 2)
     counters = OomCounters(machine.paths)
     counters.start()
     machine.unified("user", 3)
     (counter,) = counters.cgroups()
     assert (counter.where, counter.grown) == (str(machine.paths.cgroup / "user/memory.events"), 1)
+    assert counter.shared
+
+
+def test_the_root_of_a_cgroup_namespace_is_the_containers_own(machine: Machine) -> None:
+    machine.belongs("self", "0::/")
+    machine.unified("", 0)
+    counters = OomCounters(machine.paths)
+    counters.start()
+    assert [counter.shared for counter in counters.cgroups()] == [False]
 
 
 def test_local_events_do_where_there_are_no_others(machine: Machine) -> None:

@@ -6,12 +6,12 @@ import itertools
 import time
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pytest_gpuguard.claims.observation import LogReading
 from pytest_gpuguard.diagnose.lines import LINE_LIMIT, Line, LineSplitter
 from pytest_gpuguard.engines.log import LogReader, Progress
+
+from .laws import given, settings, st
 
 FAILING = (
     b"[2026-01-02 03:04:05 TP0] Load weight begin. avail mem=94.00 GB\r\n"

@@ -215,6 +215,78 @@ def test_whatever_is_missing_or_odd_no_impossible_fraction_is_named(
         assert advice == ()
 
 
+#: Whatever a float can be, and whole numbers that none can hold.
+anything = st.none() | st.floats() | st.sampled_from([5e-324, 1e308, -1e308, 10**400, -(10**400)])
+whole = st.none() | st.integers() | st.sampled_from([10**400, -(10**400)])
+whole_not_none = st.integers() | st.sampled_from([10**400, -(10**400)])
+
+
+@given(
+    st.sampled_from(["oom.weights", "oom.kv_pool", "oom.graph_capture", "oom.runtime", "ready", "infra.dirty_gpu"]),
+    st.builds(
+        MemoryTable,
+        **dict.fromkeys(
+            [
+                "avail_before_gib",
+                "avail_after_weights_gib",
+                "weights_gib",
+                "reserved_gib",
+                "rest_gib",
+                "kv_gib",
+                "graph_gib",
+                "free_gib",
+                "total_gib",
+            ],
+            anything,
+        ),
+        mem_fraction_static=anything | st.floats(0, 1),
+        f_min=anything | st.floats(0, 1),
+        gpu_memory_utilization=anything | st.floats(0, 1),
+        kv_tokens=whole,
+    ),
+    st.builds(
+        Setup,
+        engine=st.sampled_from(["sglang", "vllm", None]),
+        **dict.fromkeys(["tp", "chunked_prefill_size", "cuda_graph_max_bs", "max_total_tokens"], whole),
+        **dict.fromkeys(["pp", "ep", "replicas", "leased"], whole_not_none),
+        loaded=anything,
+        gpu_memory_utilization=anything,
+    ),
+    st.sampled_from(["", NO_ROOM, FULL.format("2.00 GiB.", "0 bytes"), "Prefill out of memory."]),
+    st.none() | st.tuples(whole_not_none, whole_not_none),
+    st.sampled_from([None, "sglang.batch_oom"]),
+)
+@example(
+    "ready",
+    MemoryTable(avail_before_gib=5e-324, f_min=0.0, kv_gib=1.0, kv_tokens=1),
+    Setup("sglang"),
+    "",
+    (10**7, 0),
+    None,
+)
+@settings(max_examples=300)
+def test_no_number_at_all_makes_it_raise_or_say_what_is_no_fraction(
+    outcome: str,
+    memory: MemoryTable,
+    setup: Setup,
+    text: str,
+    clipped: tuple[int, int] | None,
+    signature: str | None,
+) -> None:
+    reading = failed(outcome, memory, text, clipped=clipped, signature=signature)
+    advice = remedies(replace(reading, engine=setup.engine), setup)
+    assert all(0 < one < 1 for one in named(advice)), advice
+    assert all("None" not in one and "nan" not in one and "inf" not in one.split() for one in advice)
+
+
+@given(st.floats())
+def test_hundredths_of_any_number_are_numbers(fraction: float) -> None:
+    assert all(math.isfinite(rounded(fraction)) for rounded in (up, down, above, below))
+    if math.isnan(fraction):
+        assert up(fraction) > 1
+        assert down(fraction) < 0
+
+
 @given(st.floats(0, 1))
 @example(0.85)
 @example(0.29)
@@ -335,10 +407,10 @@ def test_an_expert_parallel_boot_without_room_for_the_pool_gets_its_window() -> 
 
 
 def test_tokens_are_told_where_the_log_says_how_many_too_few_there_were() -> None:
-    """4.499 GiB short is 561,981 tokens short: (0.84 - 0.8266) * 94 = 1.26 GiB hold 157,339 of them."""
+    """4.499 GiB short is 561,981 tokens short: (0.84 - 0.7787) * 94 = 5.76 GiB more hold 719,370 of them."""
     clipped = f"{STAMP} TP0] max_total_tokens=20000 is larger than the profiled value -561981. Use the profiled value instead.\n"
     (text,) = cure(KIMI + clipped + dies(F7))
-    assert "0.84 gives a KV pool of 1.3 GiB (157,339 tokens)" in text
+    assert "0.84 gives a KV pool of 1.3 GiB (157,386 tokens)" in text
 
 
 def test_where_the_window_is_empty_smaller_graphs_and_chunks_open_one() -> None:
@@ -443,7 +515,54 @@ def test_the_tokens_of_a_lower_fraction_are_those_of_its_pool() -> None:
     _, second = cure(graph_capture("0.5.7") + dies(wrapped, ""))
     tokens = re.search(r"0\.82 gives ([\d,]+) tokens", second)
     assert tokens is not None
-    assert int(tokens[1].replace(",", "")) == pytest.approx((0.82 - 64 / 94) * 94 / (15.9 / 160000), rel=1e-3)
+    assert int(tokens[1].replace(",", "")) == pytest.approx((0.82 - 64 / 94) * 94 / (15.9 / 160000), rel=1e-5)
+
+
+@given(st.floats(0.3, 0.6), st.floats(0.62, 0.95), st.integers(1, 10**6), st.floats(0.9, 1.1), st.floats(0.01, 5))
+@example(0.5, 0.85, 100_000, 0.8, 0.5)
+@settings(max_examples=300)
+def test_a_lower_fraction_never_gives_more_tokens_than_there_are(
+    f_min: float, fraction: float, tokens: int, share: float, short: float
+) -> None:
+    """Also where the printed pool is not what the fraction gives: then no number is told."""
+    memory = table(94.0, round(94 * (1 - f_min), 2), fraction, kv_tokens=tokens)
+    memory = replace(memory, kv_gib=(memory.rest_gib or 0) * share)
+    said = FULL.format(f"{short + 1:.2f} GiB.", "1.00 GiB")
+    for outcome in ("oom.graph_capture", "oom.runtime", "oom.kv_pool"):
+        advice = " ".join(remedies(failed(outcome, memory, said), Setup("sglang", 1)))
+        given_tokens = [int(number.replace(",", "")) for number in re.findall(r"gives ([\d,]+) tokens", advice)]
+        assert all(0 < one < tokens for one in given_tokens), advice
+        assert not given_tokens or abs(share - 1) < 0.06
+
+
+def test_a_pool_that_the_states_of_a_model_share_promises_no_tokens() -> None:
+    """16.3 of 94 GiB left at 0.88 are 5.02 for the pool, of which the KV cache has 4.0."""
+    log = arguments(mem_fraction_static=0.88, tp_size=1, cuda_graph_max_bs=128) + loaded([""], 94.0, 16.3)
+    log += f"{STAMP}] Mamba Cache is allocated. max_mamba_cache_size: 36, conv_state size: 0.10GB, ssm_state size: 0.92GB\n"
+    log += f"{STAMP}] KV Cache is allocated. #tokens: 100000, K size: 2.00 GB, V size: 2.00 GB\n"
+    log += f"{STAMP}] Memory pool end. avail mem=10.00 GB\n"
+    begin = f"{STAMP}] Capture cuda graph begin. This can take up to several minutes. avail mem=9.50 GB\n"
+    said = "Exception: Capture cuda graph failed: " + FULL.format("256.00 MiB.", "12.94 MiB")
+    assert cure(log + begin + dies(said, "")) == (
+        "graph capture was short by at least 243 MiB: --cuda-graph-max-bs 64",
+        "or --mem-fraction-static between 0.83 and 0.87",
+    )
+    ready = f"{STAMP}] The server is fired up and ready to roll!\n"
+    assert cure(log + ready + dies("RuntimeError: Prefill out of memory. Try to lower your batch size.", "")) == (
+        "the KV pool of 100,000 tokens was full: a smaller --max-running-requests",
+    )
+    clipped = LogReading("ready", "ready", "sglang", memory=classify_text(log).memory, clipped=(110_000, 100_000))
+    assert remedies(clipped, Setup("sglang", 1)) == ()
+
+
+def test_where_one_request_is_captured_no_smaller_graph_is_advised() -> None:
+    wrapped = "Exception: Capture cuda graph failed: " + FULL.format("2.00 GiB.", "0 bytes")
+    log = graph_capture("0.5.7", graphs=1).replace("bs [1, 2, 1]", "bs [1]")
+    first, second = cure(log + dies(wrapped, ""), "--cuda-graph-max-bs 1")
+    assert first.startswith("graph capture was short by at least 2.0 GiB: --mem-fraction-static between 0.69 and 0.82")
+    assert second == "or --disable-cuda-graph"
+    small = log.replace("=0.85,", "=0.69,")
+    assert cure(small + dies(wrapped, ""), "--cuda-graph-max-bs 1")[-1] == "or --disable-cuda-graph"
 
 
 def test_a_pool_smaller_than_what_is_missing_is_not_to_be_made_smaller() -> None:
@@ -478,7 +597,7 @@ def test_a_full_pool_wants_fewer_requests_or_a_larger_pool() -> None:
     said = "RuntimeError: Prefill out of memory. Try to lower your batch size."
     assert cure(log + dies(said, "")) == (
         "the KV pool of 160,000 tokens was full: a smaller --max-running-requests",
-        "or --mem-fraction-static up to 0.86, which gives 169,412 tokens",
+        "or --mem-fraction-static up to 0.86, which gives 169,459 tokens",
     )
 
 
@@ -613,6 +732,102 @@ def test_vllm_gets_the_length_that_fits_and_the_share_that_would_hold_the_one_as
     assert cure(vllm(TOO_LONG, "1.71", TOTAL.replace("0.70", "0.90")), engine="vllm")[1] == (
         "or no --gpu-memory-utilization helps: 14.3 GiB more than at 0.90 is not on the card"
     )
+
+
+def test_vllm_s_share_and_card_are_taken_from_wherever_they_are_said() -> None:
+    """0.70 + 14.29 / 79.11 is 0.881; the share may stand among the arguments, the card in torch's report."""
+    dumped = "INFO 01-02 03:04:00 [utils.py:326] non-default args: {'model': 'm', 'gpu_memory_utilization': 0.7}\n"
+    assert cure(dumped + vllm(TOO_LONG, "1.71"), engine="vllm")[1] == (
+        "or a higher --gpu-memory-utilization than 0.7: 14.3 GiB are missing"
+    )
+    assert cure(vllm(TOO_LONG, "1.71"), "--gpu-memory-utilization 0.6", engine="vllm")[1] == (
+        "or a higher --gpu-memory-utilization than 0.6: 14.3 GiB are missing"
+    )
+    card = TOTAL.replace(" x gpu_memory_utilization (0.70)", "")
+    assert cure(dumped + vllm(TOO_LONG, "1.71", card), engine="vllm")[1] == (
+        "or --gpu-memory-utilization of at least 0.89 (14.3 GiB are missing at 0.70)"
+    )
+    memory = MemoryTable(gpu_memory_utilization=None, total_gib=79.11)
+    reading = failed("oom.kv_pool", memory, TOO_LONG, "vllm")
+    reading = replace(reading, evidence=LogEvidence(dump=(("gpu_memory_utilization", "0.7"),), line=1))
+    found = setup_of(resolve("vllm", ["--gpu-memory-utilization", "0.6"], reading.evidence), reading)
+    assert found.gpu_memory_utilization == 0.7
+    assert "of at least 0.89 (14.3 GiB are missing at 0.70)" in remedies(reading, found)[1]
+    for odd in ("0.9.1", "nan", "inf", "-0.5", "1e400", "x", "7", "9" * 400):
+        found = setup_of(resolve("vllm", ["--gpu-memory-utilization", odd], LogEvidence()), failed("oom.kv_pool", memory, TOO_LONG, "vllm"))  # fmt: skip
+        assert (
+            "a higher --gpu-memory-utilization: 14.3 GiB"
+            in remedies(replace(reading, evidence=LogEvidence()), found)[1]
+        )
+
+
+OLD = (
+    "INFO 12-02 03:04:05 model_runner.py:1077] Loading model weights took 14.9888 GB\n"
+    "INFO 12-02 03:04:05 worker.py:232] Memory profiling results: total_gpu_memory=79.11GiB initial_memory_usage=15.37GiB "
+    "peak_torch_memory=16.19GiB memory_usage_post_profile=15.46GiB non_torch_memory=0.46GiB kv_cache_size=4.68GiB "
+    "gpu_memory_utilization=0.30\n"
+    "ERROR 12-02 03:04:05 engine.py:366] ValueError: The model's max seq len (131072) is larger than the maximum number of "
+    "tokens that can be stored in KV cache (38304). Try increasing `gpu_memory_utilization` or decreasing `max_model_len` "
+    "when initializing the engine.\n"
+)
+
+
+def test_an_older_vllm_s_numbers_tell_the_share_too() -> None:
+    """131,072 tokens at 4.68 GiB for 38,304 are 16.01 GiB: 11.33 more of 79.11 is 0.1433."""
+    reading = classify_text(OLD, "vllm")
+    assert (reading.memory.total_gib, reading.memory.kv_gib, reading.memory.gpu_memory_utilization) == (
+        79.11,
+        4.68,
+        0.3,
+    )
+    assert cure(OLD, engine="vllm") == (
+        "--max-model-len 38304 or less",
+        "or --gpu-memory-utilization of at least 0.45 (11.3 GiB are missing at 0.30)",
+    )
+    assert cure(OLD.replace("79.11", "23.69").replace("0.30", "0.90"), engine="vllm")[1] == (
+        "or no --gpu-memory-utilization helps: 11.3 GiB more than at 0.90 is not on the card"
+    )
+
+
+def test_a_profiling_run_that_fills_the_gpu_is_not_cured_by_a_lower_share() -> None:
+    said = FULL.format("2.32 GiB.", "1.05 GiB")
+    profiling = vllm(said).replace('core.py", line 1, in __init__', 'gpu_model_runner.py", line 1, in profile_run')
+    assert classify_text(profiling, "vllm").outcome == "oom.runtime"
+    assert cure(profiling, engine="vllm") == (
+        "the forward pass was short by at least 1.3 GiB: a smaller --max-num-batched-tokens or --max-num-seqs",
+    )
+    lower = ("the forward pass was short by at least 1.3 GiB: a lower --gpu-memory-utilization",)
+    for more in ({"memory": MemoryTable(kv_gib=5.0)}, {"memory": MemoryTable(kv_tokens=9)}, {"ready_line": True}, {"phase": "serving"}):  # fmt: skip
+        assert remedies(replace(failed("oom.runtime", MemoryTable(), said, "vllm"), **more), Setup("vllm")) == lower
+
+
+@pytest.mark.parametrize(
+    ("numbers", "advice"),
+    [
+        (
+            "10.2/23.64 GiB) on startup is less than desired GPU memory utilization (0.9, 21.28",
+            (
+                "10.2 of 23.64 GiB are free: something else holds 13.4 GiB",
+                "or --gpu-memory-utilization of at most 0.43",
+            ),
+        ),
+        (
+            "22.9/23.64 GiB) on startup is less than desired GPU memory utilization (0.98, 23.17",
+            ("22.9 of 23.64 GiB are free: --gpu-memory-utilization of at most 0.96",),
+        ),
+        (
+            "0.1/23.64 GiB) on startup is less than desired GPU memory utilization (0.9, 21.28",
+            ("0.1 of 23.64 GiB are free: something else holds 23.5 GiB",),
+        ),
+        ("0.0/0.0 GiB) on startup is less than desired GPU memory utilization (0.9, 21.28", ()),
+        ("none of it", ()),
+    ],
+)
+def test_a_gpu_that_is_not_free_is_told_with_the_share_that_would_do(numbers: str, advice: tuple[str, ...]) -> None:
+    text = f"ValueError: Free memory on device ({numbers} GiB). Decrease GPU memory utilization."
+    assert remedies(failed("infra.dirty_gpu", MemoryTable(), text, "vllm"), Setup("vllm")) == advice
+    device = text.replace("on device (", "on device cuda:0 (")
+    assert remedies(failed("infra.dirty_gpu", MemoryTable(), device, "vllm"), Setup("vllm")) == advice
 
 
 def test_vllm_without_any_room_is_told_what_is_missing() -> None:

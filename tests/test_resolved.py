@@ -241,6 +241,36 @@ def test_only_the_first_dump_counts() -> None:
     assert resolved.setting("device").runs == "cuda"
 
 
+def test_another_boot_in_the_same_log_begins_with_nothing_known() -> None:
+    collector = Collector("sglang", "0.5.23")
+    first = [
+        STAMP + "Attention backend not specified. Use fa3 backend by default.",
+        STAMP + "KV Cache is allocated. dtype: torch.float8_e4m3fn, #tokens: 4096, K size: 0.10 GB, V size: 0.10 GB",
+        STAMP + BROKEN,
+        STAMP + "server_args={'device': 'cuda'}",
+    ]
+    for number, line in enumerate(first, start=1):
+        collector.line(number, peel(line))
+    before = collector.evidence()
+    assert before.picks
+    assert before.features
+    revision = collector.revision
+    collector.reset()
+    assert collector.evidence() == LogEvidence()
+    assert collector.revision > revision
+    second = [
+        STAMP + "KV Cache is allocated. dtype: torch.bfloat16, #tokens: 4096, K size: 0.10 GB, V size: 0.10 GB",
+        STAMP + FUSED.format(0),
+        STAMP + "server_args={'device': 'cpu'}",
+    ]
+    for number, line in enumerate(second, start=11):
+        collector.line(number, peel(line))
+    after = collector.evidence()
+    assert {(pick.setting, pick.value) for pick in after.picks} >= {("kv_cache_dtype", "torch.bfloat16")}
+    assert on_off(after) == {("flashinfer_allreduce_fusion", True)}
+    assert (dict(after.dump), after.line) == ({"device": "'cpu'"}, 13)
+
+
 FUSED = "FlashInfer AllReduce Fusion enabled and workspace initialized: backend=trtllm, rank={}, world_size=2"
 BROKEN = (
     "Failed to initialize FlashInfer workspace (backend=trtllm): no. Disabling flashinfer allreduce fusion permanently."
@@ -264,7 +294,9 @@ def test_a_workspace_that_no_layer_uses_on_these_gpus_shows_nothing(
 
 
 def test_memory_is_bounded_whatever_the_log_says() -> None:
-    lines = [f"{STAMP}Custom allreduce is disabled because of reason {'y' * number} {'x' * 9000}" for number in range(500)]
+    lines = [
+        f"{STAMP}Custom allreduce is disabled because of reason {'y' * number} {'x' * 9000}" for number in range(500)
+    ]
     evidence = read(*lines)
     assert len(evidence.features) == 4
     assert all(len(one.text) < 300 for one in evidence.features)
@@ -386,6 +418,61 @@ def test_an_argument_that_was_kept_is_no_evidence_that_it_works() -> None:
     resolved = join(flags="--enable-torch-symm-mem", info={"enable_torch_symm_mem": True})
     assert not resolved.features
     assert resolved.setting("torch_symm_mem") == Setting("torch_symm_mem", "on")
+
+
+FA3, DUMPED = "--attention-backend fa3", STAMP + "server_args={'attention_backend': 'fa3'}"
+PICKED = STAMP + "Attention backend not set. Use fa3 backend by default."
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "flags", "info", "echo"),
+    [
+        ("attention_backend", [DUMPED], FA3, None, True),
+        ("attention_backend", [], FA3, {"attention_backend": "fa3"}, True),
+        ("attention_backend", [DUMPED], "", None, False),
+        ("attention_backend", [DUMPED], "--attention-backend auto", None, False),
+        ("attention_backend", [DUMPED], "--attention-backend triton", None, False),
+        ("attention_backend", [DUMPED], FA3, {"attention_backend": "triton"}, False),
+        ("attention_backend", [DUMPED], FA3, {"internal_states": [{"attention_backend": "fa3"}]}, False),
+        ("attention_backend", [DUMPED, PICKED], FA3, None, False),
+        ("mem_fraction_static", [], "--mem-fraction-static 0.90", {"mem_fraction_static": 0.9}, True),
+        ("dp_size", [], "--dp-size 8", {"dp_size": 1, "attn_dp_size": 8}, True),
+        ("dp_size", [], "--dp 8", {"dp_size": 1, "internal_states": [{"dp_size": 8}]}, False),
+        ("max_total_num_tokens", [], "--max-total-tokens 4096", {"max_total_num_tokens": 4096}, False),
+    ],
+)  # fmt: skip
+def test_an_argument_that_is_only_handed_back_is_marked_as_an_echo(
+    name: str, lines: list[str], flags: str, info: dict[str, Any] | None, echo: bool
+) -> None:
+    setting = join(*lines, flags=flags, info=info).setting(name)
+    assert setting.runs is not None
+    assert setting.echo is echo
+    assert "echo" not in setting.as_dict()
+
+
+def test_two_backends_that_were_asked_for_are_an_echo_too() -> None:
+    info = {"attention_backend": "fa3", "decode_attention_backend": "triton"}
+    assert join(flags=f"{FA3} --decode-attention-backend triton", info=info).setting("attention_backend").echo
+    assert not join(flags=FA3, info=info).setting("attention_backend").echo
+    assert not join(info=info).setting("attention_backend").echo
+
+
+@pytest.mark.parametrize(
+    ("feature", "on", "flags", "info", "echo"),
+    [
+        ("dp_attention", True, "--enable-dp-attention", {"enable_dp_attention": True}, True),
+        ("dp_attention", True, "", {"enable_dp_attention": True}, False),
+        ("dp_attention", True, "--enable-dp-attention", {"internal_states": [{"enable_dp_attention": True}]}, False),
+        ("cuda_graph", False, "--disable-cuda-graph", {"disable_cuda_graph": True}, True),
+        ("cuda_graph", False, "", {"disable_cuda_graph": True}, False),
+        ("radix_cache", True, "", {"disable_radix_cache": False}, False),
+    ],
+)
+def test_a_feature_that_only_the_asked_argument_shows_is_an_echo(
+    feature: str, on: bool, flags: str, info: dict[str, Any], echo: bool
+) -> None:
+    (one,) = join(flags=flags, info=info).evidence(feature, on)
+    assert one.echo is echo
 
 
 def test_a_deprecated_flag_whose_successor_is_set_is_not_off() -> None:

@@ -90,8 +90,6 @@ EXCLUDED = (
     ("nccl.error", "indeterminate.peer_died", "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error"),
     ("peer.died", "starting", "Sending process group 77 the signal TERM"),
     ("sglang.watchdog", "starting", "Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=True)"),
-    ("host.oom_killer", "starting", '"OOMKilled": false,'),
-    ("import.undefined_symbol", "starting", "WARNING 01-02 03:04:05 [cuda.py:1] Failed to import from vllm._C with ImportError: undefined symbol: _ZN3c10"),
     ("p2p.ipc.line", "starting", "custom_all_reduce.cuh:455: WARN: two ranks share a switch"),
     ("nvshmem.line", "starting", "/x/nvshmem/transport.cpp:281: WARN: init failed for remote transport: ibrc"),
     ("nccl.warned", "starting", "node0:1:1 [0] misc/ibvwrap.cc:1 NCCL WARN Call to connect failed : Failed to open libibverbs.so"),

@@ -17,6 +17,7 @@ from .failure_logs import (
     SERVING,
     SIGQUIT,
     V0_LOADING,
+    V1,
     V1_LOADING,
     Example,
     check,
@@ -74,6 +75,7 @@ EXAMPLES = (
     Example("sglang.nan_line", "numerics", "NaN in the logits", sglang(
         "torch.AcceleratorError: CUDA error: device-side assert triggered", before=POOLED + RANK0 + "Detected errors during sampling! NaN in the logits.\n")),
     # --- vLLM ---
+    Example("vllm.free_memory", "infra.dirty_gpu", "is less than desired GPU memory utilization", vllm("ValueError: Free memory on device (10.2/23.64 GiB) on startup is less than desired GPU memory utilization (0.9, 21.28 GiB).", before=V1), phase="init"),
     Example("vllm.kv.no_room", "oom.kv_pool", "No available memory for the cache blocks", vllm(
         "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine."), "kv_pool"),
     Example("vllm.kv.no_room", "oom.kv_pool", "larger than the available KV cache memory", vllm(

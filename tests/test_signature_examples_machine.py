@@ -47,7 +47,7 @@ HOST = (
     Example("host.enomem", "oom.host", "[Errno 12]", sglang("OSError: [Errno 12] Cannot allocate memory", "multiprocessing/popen_fork.py _launch")),
     Example("host.oom_killer", "oom.host", "Killed process 1004", LOADING + "kernel: Memory cgroup out of memory: Killed process 1004 (python3) total-vm:181200000kB, anon-rss:62914560kB\n"),
     Example("host.oom_killer", "oom.host", "Out of memory: Killed process", "[  915.204] Out of memory: Killed process 4242 (VLLM::Worker_TP) total-vm:94371840kB, anon-rss:63000000kB, UID:0\n"),
-    Example("host.oom_killer", "oom.host", "OOMKilled", "    Last State:     Terminated\n      Reason:       OOMKilled\n      Exit Code:    137\n"),
+    Example("host.oom_killed_status", "oom.host", "OOMKilled", "    Last State:     Terminated\n      Reason:       OOMKilled\n      Exit Code:    137\n"),
     Example("host.oom_kill_constraint", "oom.host", "oom-kill:constraint", LOADED + "[  915.203] oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=x,mems_allowed=0,oom_memcg=/x,task=python3,pid=9,uid=0\n"),
 )  # fmt: skip
 

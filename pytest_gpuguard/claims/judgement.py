@@ -9,6 +9,7 @@ from typing import Final
 
 from .account import details, differences, short, with_differences
 from .observation import Observation
+from .outcome import STARTING
 
 __all__ = [
     "NOT_RUN",
@@ -91,6 +92,8 @@ def ready(observation: Observation) -> str:
 def decisive(observation: Observation) -> str:
     """Outcome and the line that decides it, in one line."""
     said = observation.decisive.text.strip() if observation.decisive else observation.note or observation.why
+    if not said and observation.outcome == STARTING:
+        said = f"healthy so far, the log ends in phase {observation.phase}"
     if not said:
         said = observation.tail[-1].strip() if observation.tail else "the log is empty"
     return f"{observation.outcome}: {short(said)}"

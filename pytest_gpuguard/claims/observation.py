@@ -75,6 +75,10 @@ class LogReading:
     lines: int = 0
     clipped: tuple[int, int] | None = None
     fullest_rank: str | None = None
+    #: The outcome is a failure only because the log ends with it: nothing in it says that it ended the engine.
+    weak: bool = False
+    #: How many boots the log holds, one after the other; all else is of the last.
+    boots: int = 1
     #: What each rank printed, by its name, the first 64 of them.
     ranks: tuple[tuple[str, MemoryTable], ...] = ()
     #: The share of the checkpoint that was loaded at the end, if a bar was drawn and the weights were not all there.

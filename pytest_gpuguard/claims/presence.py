@@ -1,6 +1,7 @@
 """What a server that is ready shows of a feature: ``uses``, ``ignores``, ``unsupported(how="falls_back")``.
 
-Only what the server itself said decides; silence, and evidence that contradicts itself, are INCONCLUSIVE.
+Only what the server itself said decides; silence, an argument that is handed back as it was given, and evidence that
+contradicts itself, are INCONCLUSIVE.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def falls_back(expectation: Ignores | Unsupported, observation: Observation) -> 
 def _shown(term: Term, resolved: Resolved, fall_back: bool = False) -> _Shown:
     if term.kind == "setting":
         return _shown_setting(term, resolved.setting(term.name), resolved)
-    on = tuple(one.text for one in resolved.evidence(term.name, term.want))
+    found = resolved.evidence(term.name, term.want)
+    on = tuple(one.text for one in found if not one.echo)
     # A feature that the user turned off, or never asked for, did not fall back; a flag that turns it off is another
     # matter: that it is off is what was asked.
     off = tuple(
@@ -79,13 +81,16 @@ def _shown(term: Term, resolved: Resolved, fall_back: bool = False) -> _Shown:
         for one in resolved.evidence(term.name, not term.want)
         if not (fall_back and term.want and one.requested)
     )
-    return _Shown(on, off)
+    echoed = found and not on and not off
+    return _Shown(on, off, _only_echo(found[0].text) if echoed else None)
 
 
 def _shown_setting(term: Term, setting: Setting, resolved: Resolved) -> _Shown:
     if setting.runs is None:
         return _Shown(why=f"nothing the server said shows its {term.name}")
     text = f"{setting.name}: {setting}"
+    if setting.echo:
+        return _Shown(why=_only_echo(text))
     if term.value is None or _same(resolved, term.name, term.value, setting.asked):
         return _Shown(off=(text,)) if setting.differs else _Shown(on=(text,))
     if _same(resolved, term.name, term.value, setting.runs):
@@ -93,6 +98,10 @@ def _shown_setting(term: Term, setting: Setting, resolved: Resolved) -> _Shown:
     if normal(term.value) in (normal(word) for word in re.split(r"[ ,+]+", setting.runs)):
         return _Shown(why=f"it is one of several: {text}")
     return _Shown(off=(text,))
+
+
+def _only_echo(text: str) -> str:
+    return f"the server only repeats the argument that it was given, which is no evidence ({text})"
 
 
 def _same(resolved: Resolved, name: str, one: str, other: str | None) -> bool:

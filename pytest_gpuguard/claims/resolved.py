@@ -24,7 +24,8 @@ class Setting:
     """One setting: what the command line asked (None: nothing) and what runs (None: nobody said).
 
     ``evidence`` says where ``runs`` comes from (``server_info attention_backend``, ``line 41: …``). ``differs`` only
-    where both are known and do not mean the same.
+    where both are known and do not mean the same. ``echo``: ``runs`` is only the argument that was asked, handed back
+    among the server's arguments, which shows nothing.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Setting:
     runs: str | None = None
     evidence: str = ""
     differs: bool = False
+    echo: bool = False
 
     def __str__(self) -> str:
         asked = f"asked {self.asked}, " if self.asked is not None else ""
@@ -47,13 +49,15 @@ class Setting:
 class FeatureEvidence:
     """Something the server said that shows a feature on or off; ``text`` quotes it.
 
-    ``requested``: it is off because the user said so, or never asked for it, which is no fall-back.
+    ``requested``: it is off because the user said so, or never asked for it, which is no fall-back. ``echo``: it only
+    repeats what was asked, as ``Setting.echo``.
     """
 
     feature: str
     on: bool
     text: str
     requested: bool = False
+    echo: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """With stable keys, for JSON."""

@@ -97,6 +97,9 @@ class Boot:
 
     def phase_of(self, source: str) -> str:
         """The phase that a rank is in; the boot's own for a source that printed no phase."""
+        if not source and len(self._rank_phase) > ("" in self._rank_phase):
+            # Lines that name no rank, where ranks have names: the main process, or a rank's bare traceback.
+            return self.phase if self.one_by_one else self.furthest
         return self._rank_phase.get(source, self.phase if self.one_by_one else self.furthest)
 
     @property

@@ -1,7 +1,7 @@
 """What kernel, driver and counters say about a failed boot, weighed against what its log says.
 
-Pure. It must never name a cause for a boot that came up, and never overrule a failure that the log explains, except
-by a fault of a GPU that was leased to this boot.
+Pure. It must never name a cause for a boot that came up, never overrule a failure that the log explains, except by a
+fault of a GPU that was leased to this boot, and never take somebody else's OOM kill for one of this boot.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .redact import redact
 if TYPE_CHECKING:
     from ..facts.kernel import Evidence
 
-__all__ = ["Weighed", "kernel_lines_of", "weigh"]
+__all__ = ["GUESSES", "Weighed", "kernel_lines_of", "weigh"]
 
 #: What a GPU that dealt with its own fault may explain: failures that do not carry their cause in themselves.
 _SYMPTOMS: Final = UNDECIDED | {
@@ -31,8 +31,8 @@ _SYMPTOMS: Final = UNDECIDED | {
     "comm.deepep",
     "numerics",
 }
-#: SGLang guesses at the OOM killer from exit code -9; anybody's SIGKILL looks the same.
-_GUESSES: Final = frozenset({"sglang.rank_died"})
+#: SGLang guesses at the OOM killer from a rank's exit code -9; anybody's SIGKILL looks the same.
+GUESSES: Final = frozenset({"sglang.rank_died"})
 #: Names that servers' processes have in kernel messages (15 characters: "VLLM::EngineCor", "sglang::schedul").
 _SERVER: Final = re.compile(r"(?:python|pt_main_thread|sglang|sgl_|vllm|ray)", re.IGNORECASE)
 _MOST: Final = 3
@@ -54,13 +54,30 @@ class _Fault:
     mild: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Strike:
+    """Why the OOM killer may have struck this boot. ``sure``: its process is known, or its own cgroup counted it."""
+
+    words: str
+    sure: bool
+
+
 def weigh(
-    outcome: str, evidence: Evidence, *, explained: bool, signature: str | None = None, note: str | None = None
+    outcome: str,
+    evidence: Evidence,
+    *,
+    explained: bool,
+    signature: str | None = None,
+    note: str | None = None,
+    killed: bool = False,
+    weak: bool = False,
 ) -> Weighed:
     """The outcome of a boot that the log calls ``outcome``.
 
     ``explained``: the log itself shows the failure (not its mere end, and not a deadline of ours); ``signature`` is the
-    one that read it, ``note`` what is said about it so far.
+    one that read it, ``note`` what is said about it so far. ``killed``: SIGKILL ended the main process or a rank, and
+    the log does not say why: only then do kills that may be anybody's count. ``weak``: the log's failure decides only
+    because the log ended with it, which a kill of this boot's own process explains better.
     """
     if outcome in (READY, STARTING):
         return Weighed(outcome, note)
@@ -75,17 +92,21 @@ def weigh(
         before = f"the log alone says {outcome}" if explained and outcome not in {HARDWARE, *UNDECIDED} else note
         return Weighed(HARDWARE, _sentence([chosen.words, before, *asides]))
     asides = [f"{fault.words}; the GPU dealt with it itself" for fault in faults] + asides
-    struck = _struck(evidence, mine, others)
-    if signature in _GUESSES and outcome == "oom.host" and struck is None:
+    guessed = signature in GUESSES and outcome == "oom.host"
+    strike = _struck(evidence, mine, others)
+    if guessed and strike is None:
         known = evidence.host_kills is not None or evidence.cgroup_kills
         doubt = "and the kernel's OOM killer did not strike" if known else "by whom is not known: it happened"
         said = f"a rank was killed by SIGKILL, {doubt} during this boot"
         return Weighed("indeterminate.peer_died", _sentence([said, *asides]))
-    if struck is not None:
+    if strike is not None:
         hung = outcome == "hang.timeout" and not explained and bool(mine) and not evidence.pids_differ
-        if outcome in UNDECIDED or outcome == "oom.host" or hung:
-            return Weighed("oom.host", _sentence([struck, *asides]))
-        asides.append(struck)
+        if strike.sure and (outcome in UNDECIDED or outcome == "oom.host" or hung or weak):
+            before = f"the log alone says {outcome}" if weak and outcome not in {"oom.host", *UNDECIDED} else None
+            return Weighed("oom.host", _sentence([strike.words, before, *asides]))
+        if guessed or (killed and outcome in UNDECIDED):
+            return Weighed("oom.host", _sentence([strike.words, "a process of this boot ended by SIGKILL", *asides]))
+        asides.append(strike.words if strike.sure else f"{strike.words}, which may have been anybody's process")
     return Weighed(outcome, _sentence([note, *asides]))
 
 
@@ -170,19 +191,25 @@ def _kills(evidence: Evidence, kills: Iterable[Kill]) -> tuple[list[Kill], list[
     return mine, others
 
 
-def _struck(evidence: Evidence, mine: list[Kill], others: list[Kill]) -> str | None:
-    """Why the OOM killer is known to have struck this boot; None when it is not."""
+def _struck(evidence: Evidence, mine: list[Kill], others: list[Kill]) -> _Strike | None:
+    """Why the OOM killer is known to have struck this boot, or may have; None when it did not.
+
+    A name, the host's counter, and that of a cgroup which the server shares with others may be about anybody.
+    """
+    own = [counter for counter in evidence.cgroup_kills if not counter.shared]
     if mine:
         how = "by its name: kernel messages name the host's pids" if evidence.pids_differ else "of this boot"
-        return f"the kernel's OOM killer ended {_named(mine[0])} ({how}): {mine[0].text}"
-    # Counters do not say who was killed: kills that the kernel's messages give to others are taken off.
-    counters = evidence.cgroup_kills or ((evidence.host_kills,) if evidence.host_kills is not None else ())
-    for counter in counters:
+        sure = not evidence.pids_differ or any(counter.grown for counter in own)
+        return _Strike(f"the kernel's OOM killer ended {_named(mine[0])} ({how}): {mine[0].text}", sure)
+    # The cgroups count the host's kills too. Counters do not say who was killed: kills that the kernel's messages give
+    # to others are taken off.
+    wide = [counter for counter in evidence.cgroup_kills if counter.shared]
+    if not evidence.cgroup_kills and evidence.host_kills is not None:
+        wide = [evidence.host_kills]
+    for counter in (*own, *wide):
         if counter.grown > len(others):
-            return (
-                f"the kernel's OOM killer struck during this boot (oom_kill {counter.before} -> {counter.now} in "
-                f"{counter.where})"
-            )
+            words = f"oom_kill {counter.before} -> {counter.now} in {counter.where}"
+            return _Strike(f"the kernel's OOM killer struck during this boot ({words})", counter in own)
     return None
 
 

@@ -7,10 +7,11 @@ Cause before consequence, whichever rank printed first; of equals, the earliest.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from ..claims.outcome import UNKNOWN
+from ..claims.outcome import PHASES, UNKNOWN
 from .blocks import Block
 
 #: How much each kind of finding says when the engine died of it (see ``signatures.TIERS``; ``unknown`` is an exception
@@ -21,6 +22,7 @@ STRONG: Final = {
     "unknown": 40,
     "probe": 39,
     "collective": 20,
+    "mention": 12,
     "silent": 3,
     "last": 12,
     "consequence": 10,
@@ -32,6 +34,7 @@ WEAK: Final = {
     "collective": 18,
     "unknown": 16,
     "probe": 15,
+    "mention": 12,
     "silent": 2,
     "last": 5,
     "consequence": 4,
@@ -120,8 +123,21 @@ class Findings:
         """A process went on with the boot: what it printed before did not end it."""
         if not self.undecided:
             return
+        self._keep(lambda one: one.final or one.outlives(source))
+
+    def forget_weak(self, source: str) -> None:
+        """A rank goes on printing: what it printed without any sign that it ended the engine did not end it."""
+        self._keep(lambda one: one.strong or one.fatal or one.source != source)
+
+    def forget_hint(self, furthest: str) -> None:
+        """The boot has come further than what a warning could explain: the GPU and its driver do work."""
+        if self.hint is not None:
+            over = max(PHASES.index(self.hint.phase) + 1, PHASES.index("kv_pool"))
+            self.hint = self.hint if PHASES.index(furthest) < over else None
+
+    def _keep(self, wanted: Callable[[Finding], bool]) -> None:
         known = (*self.by_weight.values(), *self.final.values(), *self.later)
-        kept = sorted((one for one in known if one.final or one.outlives(source)), key=lambda one: one.line)
+        kept = sorted(filter(wanted, known), key=lambda one: one.line)
         self.by_weight = {}
         for one in kept:
             _keep_first(self.by_weight, one)

@@ -14,6 +14,8 @@ from .spellings import load_spellings
 
 #: A line is judged on its first 64 KiB.
 LINE_LIMIT: Final = 64 * 1024
+#: So many pieces of a line that carriage returns overwrote are judged, and its last one.
+PIECES: Final = 500
 
 _SEPARATOR: Final = re.compile(rb"[\r\n]")
 #: Also as syslog writes it.
@@ -37,6 +39,7 @@ class LineSplitter:
         self._buffer = bytearray()
         self._held: bytes | None = None
         self._number = 1
+        self._pieces = self._piece_of = 0
 
     def feed(self, data: bytes) -> list[Line]:
         """The lines and pieces that this chunk completes."""
@@ -95,7 +98,9 @@ class LineSplitter:
             self._buffer += data[start : min(end, start + room)]
 
     def _release(self, lines: list[Line]) -> None:
-        if self._held:
+        self._pieces = 0 if self._piece_of != self._number else self._pieces + 1
+        self._piece_of = self._number
+        if self._held and self._pieces < PIECES:
             lines.append(Line(self._number, _decode(self._held), final=False))
         self._held = None
 
@@ -136,6 +141,14 @@ _LEVELS: Final = {
     "FATAL": "error",
     "E": "error",
     "F": "error",
+    "ERR": "error",
+    "PANIC": "error",
+    "EMERGENCY": "error",
+    "ALERT": "error",
+    "WRN": "warning",
+    "40": "warning",
+    "50": "error",
+    "60": "error",
 }
 #: What a log collector put in front: compose, a container runtime, ``[name]: ``, the journal or syslog.
 _LEVEL: Final = "DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL"
@@ -146,7 +159,8 @@ _CONTAINER: Final = re.compile(
     rf"|{_ISO}(?:\.\d{{1,9}})?(?:Z|[+-]\d\d:?\d\d) [\w.\-]{{1,64}} [\w.@\-/()]{{1,64}}\[\d{{1,9}}\]: "
     rf"|{_ISO}\.\d{{1,9}}(?:Z|[+-]\d\d:\d\d) (?! {{0,3}}(?:{_LEVEL}) (?!\d\d-\d\d ))(?:std(?:out|err) [FP] )?"
     r"|\[(?!rank\d)[A-Za-z][\w.\-/]{0,64}\]: "
-    rf"|(?:[A-Z][a-z]{{2}} [ \d]\d \d\d:\d\d:\d\d|{_ISO}(?:Z|[+-]\d\d:?\d\d)) "
+    rf"|\[pod/[\w.\-/]{{1,200}}\] (?:{_ISO}(?:\.\d{{1,9}})?Z )?"
+    rf"|(?:[A-Z][a-z]{{2}} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{{1,6}})?|{_ISO}(?:Z|[+-]\d\d:?\d\d)) "
     rf"(?!(?:{_LEVEL}) )[\w.\-]{{1,64}} [\w.@\-/()]{{1,64}}(?:\[\d{{1,9}}\])?: "
 )
 _SGLANG: Final = load_spellings().prefix
@@ -180,7 +194,7 @@ _TRTLLM: Final = re.compile(
     r"|\[TRT-LLM\] (?:\[RANK (?P<rank>\d{1,5})\] )?\[(?P<short>[EWIF])\] ?){1,3}"
 )
 #: One JSON object a line: the keys that loggers use for the level and for the text.
-_JSON_LEVEL: Final = re.compile(r'"(?:level|levelname|severity|lvl)" ?: ?"(?P<level>[A-Za-z]{4,8})"')
+_JSON_LEVEL: Final = re.compile(r'"(?:level|levelname|severity|lvl)" ?: ?"?(?P<level>[A-Za-z]{3,9}|\d\d)\b')
 _JSON_TEXT: Final = ("message", "msg", "event", "text", "log")
 _JSON_TRACE: Final = ("exc_info", "exception", "exc_text", "traceback", "stack_trace")
 _PYTHON_WARNING: Final = re.compile(r"\S{1,300}\.py:\d{1,6}: \w{0,40}Warning: ")
@@ -265,12 +279,16 @@ def _nccl(text: str) -> str:
 def _record(text: str) -> Peeled | None:
     """A log record that is one JSON object; None when the line is none."""
     found = _JSON_LEVEL.search(text)
-    if found is None:
+    collected = found is None and '"stream"' in text and '"log"' in text  # Docker's own files
+    if found is None and not collected:
         return None
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
         return None
+    if found is None:
+        said = record.get("log")
+        return _peel(said.rstrip("\r\n")) if isinstance(said, str) else None
     level = _LEVELS.get(found["level"].upper(), "info")
     for holder in (record, record.get("fields")):
         if isinstance(holder, dict):

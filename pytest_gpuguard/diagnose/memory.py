@@ -166,6 +166,24 @@ def complete(table: MemoryTable) -> MemoryTable:
     )
 
 
+def possible(table: MemoryTable) -> MemoryTable:
+    """The table without what no boot can have: no numbers (NaN), endless ones, fractions that are none.
+
+    What is only unlikely stays: it is judged where it is used.
+    """
+    values = table.as_dict()
+    for name, value in values.items():
+        if _number(value) is None:
+            values[name] = None
+    for name in ("mem_fraction_static", "gpu_memory_utilization"):
+        value = values[name]
+        if value is not None and not 0 < value <= 1:
+            values[name] = None
+    if values["f_min"] is not None and values["f_min"] < 0:
+        values["f_min"] = None
+    return MemoryTable(**values)  # type: ignore[arg-type]
+
+
 def margin_gib(table: MemoryTable, ready: bool) -> float | None:
     """GiB to spare: the least free memory over the ranks of a server that is ready; below 0, what the pool lacked.
 

@@ -6,13 +6,16 @@ says less.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from ..claims.observation import LogReading, MemoryTable
 from . import remedies_vllm
 from .allocation import Allocation, allocation, size
+from .memory import possible
 from .setup import Setup, setup_of
 from .slack import LEAST_CHUNK, LEAST_GRAPH, STEP, Window, above, below, defaults, down, up, window
+from .tokens import MOST_TOKENS, alone, cell_gib, tokens_at
 
 __all__ = ["Setup", "remedies", "setup_of"]
 
@@ -28,7 +31,14 @@ _COMFORT: Final = 0.85
 
 
 def remedies(reading: LogReading, setup: Setup) -> tuple[str, ...]:
-    """What would cure this boot, the best first; empty where the numbers say nothing."""
+    """What would cure this boot, the best first; empty where the numbers say nothing.
+
+    Nothing is raised for any numbers; those that no boot can have count as unknown.
+    """
+    clipped = reading.clipped
+    if clipped is not None and not all(abs(one) < MOST_TOKENS for one in clipped):
+        clipped = None
+    reading, setup = replace(reading, memory=possible(reading.memory), clipped=clipped), setup.possible()
     text = reading.decisive.text if reading.decisive is not None else ""
     known = allocation(text)
     outcome = reading.outcome
@@ -36,13 +46,15 @@ def remedies(reading: LogReading, setup: Setup) -> tuple[str, ...]:
     if outcome == "oom.weights":
         found = _weights(reading, known, setup)
     elif outcome == "oom.kv_pool" and reading.engine == "vllm":
-        found = remedies_vllm.pool(reading, text, known)
+        found = remedies_vllm.pool(reading, text, known, setup.gpu_memory_utilization)
     elif outcome == "oom.kv_pool" and known.tried_gib is None:
         found = _pool(reading, setup)
     elif outcome in ("oom.kv_pool", "oom.graph_capture", "oom.runtime"):
         found = _later(reading, known, setup)
     elif outcome == "ready" and reading.clipped is not None:
         found = _clipped(reading.memory, reading.clipped, setup)
+    elif outcome == "infra.dirty_gpu":
+        found = remedies_vllm.not_free(text)
     if reading.cure is not None:
         found.append(reading.cure)
     return tuple(found)
@@ -104,7 +116,7 @@ def _at_least(f_min: float, fraction: float | None) -> list[str]:
 def _between(better: Window, reading: LogReading, before: float, f_min: float) -> str:
     middle = better.middle
     pool = (middle - f_min) * before
-    tokens = _tokens(reading, pool)
+    tokens = tokens_at(reading, middle)
     gives = f"a KV pool of {pool:.1f} GiB" if pool >= 0.1 else f"a KV pool of {size(pool)}"
     gives += f" ({tokens:,} tokens)" if tokens is not None else ""
     which = f"{better}, which gives {gives}" if better.low == better.high else f"{better}: {middle:.2f} gives {gives}"
@@ -134,8 +146,8 @@ def _clipped(memory: MemoryTable, clipped: tuple[int, int], setup: Setup) -> lis
     """A healthy server with fewer tokens than were asked for."""
     asked, granted = clipped
     before, f_min, fraction = memory.avail_before_gib, memory.f_min, memory.mem_fraction_static
-    cell = _cell(memory)
-    if before is None or before <= 0 or f_min is None or cell is None or asked <= granted:
+    cell = cell_gib(memory)
+    if before is None or before <= 0 or f_min is None or cell is None or asked <= granted or not alone(memory):
         return []
     said = f"{asked:,} tokens were asked, {granted:,} granted"
     needed = up(f_min + asked * cell / before)
@@ -238,12 +250,15 @@ def _later(reading: LogReading, known: Allocation, setup: Setup) -> list[str]:
     if reading.engine == "vllm":
         return remedies_vllm.later(reading, missing)
     found: list[str] = []
-    if reading.outcome == "oom.graph_capture":
+    last: list[str] = []
+    if reading.outcome == "oom.graph_capture" and setup.cuda_graph_max_bs == 1:
+        last.append("--disable-cuda-graph")  # there is no smaller graph
+    elif reading.outcome == "oom.graph_capture":
         half = (setup.cuda_graph_max_bs or 0) // 2
         found.append(f"{setup.graph_flag} {half}" if half else f"a smaller {setup.graph_flag}")
     elif reading.outcome == "oom.runtime" and (chunk := setup.chunked_prefill_size or 0) > LEAST_CHUNK:
         found.append(f"--chunked-prefill-size {max(chunk // 2, LEAST_CHUNK)}")
-    found += _lower(reading, short, setup)
+    found += [*_lower(reading, short, setup), *last]
     if not found:
         return [missing] if missing else []
     return [f"{missing}: {found[0]}" if missing else found[0], *(f"or {one}" for one in found[1:])]
@@ -261,7 +276,7 @@ def _lower(reading: LogReading, short: float | None, setup: Setup) -> list[str]:
     lower, pool = Window(up(f_min + STEP), high), (fraction - f_min) * before
     if lower.empty:
         return [f"a lower --mem-fraction-static does not help: the KV pool has only {size(pool)}"] if pool > 0 else []
-    tokens = _tokens(reading, (high - f_min) * before)
+    tokens = tokens_at(reading, high)
     gives = f" ({high:.2f} gives {tokens:,} tokens)" if tokens is not None else ""
     return [f"--mem-fraction-static {lower}{gives}"]
 
@@ -275,7 +290,7 @@ def _full_pool(reading: LogReading, setup: Setup) -> list[str]:
         return found
     usual = window(before, f_min, *_settings(setup, before))
     if usual.high > max(fraction + 0.005, f_min + STEP):
-        more = _tokens(reading, (usual.high - f_min) * before)
+        more = tokens_at(reading, usual.high)
         gives = f", which gives {more:,} tokens" if more is not None else ""
         found.append(f"or --mem-fraction-static up to {usual.high:.2f}{gives}")
     return found
@@ -293,18 +308,3 @@ def _limited(memory: MemoryTable, setup: Setup) -> bool:
         and tokens <= limit
         and (memory.rest_gib or 0.0) > 1.05 * (memory.kv_gib or 0.0)
     )
-
-
-def _cell(memory: MemoryTable) -> float | None:
-    """GiB of KV cache a token takes, of one rank."""
-    if not memory.kv_gib or not memory.kv_tokens or memory.kv_gib <= 0:
-        return None
-    return memory.kv_gib / memory.kv_tokens
-
-
-def _tokens(reading: LogReading, pool_gib: float) -> int | None:
-    """How many tokens such a pool holds: by the pool that there is, or by how many too few a failed one had."""
-    cell, rest = _cell(reading.memory), reading.memory.rest_gib
-    if cell is None and rest is not None and rest < 0 and reading.clipped is not None and reading.clipped[1] < 0:
-        cell = rest / reading.clipped[1]
-    return int(pool_gib / cell) if cell is not None and pool_gib > 0 else None

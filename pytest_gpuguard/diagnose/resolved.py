@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from ..claims.layout import flag_value
@@ -69,6 +70,14 @@ class Collector:
         """What the lines begin with whose digits decide whether they are evidence."""
         rules = [rule for rules in self._heads.values() for rule in rules]
         return tuple({rule.starts for rule in rules if has_digit(rule.starts, rule.contains, _pattern(rule))})
+
+    def reset(self) -> None:
+        """Another boot begins in the same log: forget what was learnt of the one before."""
+        for known in (self._picks, self._features, self._final, self._done):
+            known.clear()
+        self._dump, self._dump_line = (), 0
+        self._ready = _STALE
+        self.revision += 1
 
     def evidence(self) -> LogEvidence:
         """What the lines so far show."""
@@ -191,7 +200,7 @@ class _Sources:
         if value is not None:
             return value, f"server_info {key}"
         value = look_up(self._dump, key)
-        return (value, f"line {self.log.line}: server_args {key}") if value is not None else None
+        return (value[:_QUOTE_CHARS], f"line {self.log.line}: server_args {key}") if value is not None else None
 
     def number(self, key: str) -> int | None:
         """A whole number."""
@@ -216,6 +225,7 @@ def _setting(rule: SettingRule, flags: Sequence[str], sources: _Sources, words: 
     found = _runs(rule, sources)
     if asked is None and found is None:
         return None
+    asked = asked[:_QUOTE_CHARS] if asked is not None else None  # as what runs is cut
     usual = words.usual(rule.name, asked) if asked is not None else None
     if asked in rule.unresolved:
         asked = usual = None  # "auto" asks for nothing in particular
@@ -224,18 +234,23 @@ def _setting(rule: SettingRule, flags: Sequence[str], sources: _Sources, words: 
     value = found[0] if rule.compare == "text" else found[0].replace(",", "")
     runs, evidence = words.usual(rule.name, value), found[1]
     differs = usual is not None and not _equal(rule, usual, runs, sources.number("page_size") or 1)
-    return Setting(rule.name, asked, runs, evidence, differs)
+    # Tokens are counted by the scheduler; every other value that the main process holds is an argument.
+    echo = usual is not None and not differs and found[2] and rule.compare != "tokens"
+    return Setting(rule.name, asked, runs, evidence, differs, echo)
 
 
-def _runs(rule: SettingRule, sources: _Sources) -> tuple[str, str] | None:
+def _runs(rule: SettingRule, sources: _Sources) -> tuple[str, str, bool] | None:
+    """What a setting became, how to quote it, and whether only the server's arguments say so."""
     stated = [found for key in rule.keys if (found := sources.stated(key)) and found[0] not in rule.unresolved]
     inner = [found for key in rule.keys if (found := sources.scheduler(key)) and found[0] not in rule.unresolved]
     if rule.most:
         counts = [found for found in (*inner, *stated) if found[0].isdecimal()]
-        return max(counts, key=lambda found: int(found[0])) if counts else None
+        best = max(counts, key=lambda found: int(found[0])) if counts else None
+        return (*best, best not in inner) if best is not None else None
     pick = sources.picks.get(rule.name)
     picked = [(pick.value, pick.text)] if pick is not None and pick.value not in rule.unresolved else []
-    return next(iter((*inner, *picked, *stated)), None)
+    shown = next(iter((*inner, *picked)), None)
+    return (*shown, False) if shown is not None else (*stated[0], True) if stated else None
 
 
 def _equal(rule: SettingRule, asked: str, runs: str, page: int) -> bool:
@@ -265,7 +280,8 @@ def _attention(settings: list[Setting]) -> list[Setting]:
     # Where a phase's own flag asks for it, two backends are what was asked.
     split = any(part is not None and part.asked is not None for part in parts)
     differs = base.asked is not None and not split
-    mixed = Setting(base.name, base.asked, f"{prefill} (prefill), {decode} (decode)", evidence, differs)
+    echo = not differs and any(part is not None and part.echo for part in (base, *parts))
+    mixed = Setting(base.name, base.asked, f"{prefill} (prefill), {decode} (decode)", evidence, differs, echo)
     return [mixed if one is base else one for one in settings]
 
 
@@ -291,13 +307,12 @@ def _feature(rule: FeatureRule, asked: bool | None, sources: _Sources) -> list[F
     for pairs, on in ((rule.on, True), (rule.off, False)):
         keys = dict.fromkeys(key for key, _ in pairs)
         stated = {key: value for key in keys if (value := sources.scheduler(key) or sources.stated(key)) is not None}
-        shown = [value for key, value in stated.items() if (key, value[0]) in pairs]
+        shown = [(key, value) for key, value in stated.items() if (key, value[0]) in pairs]
         if shown and (not rule.every or len(shown) == len(stated)):
-            text = f"{shown[0][1]} is {shown[0][0]}"
-            found.append(FeatureEvidence(rule.name, on, text, requested=not on and asked is not True))
-    if asked is False:
-        found = [FeatureEvidence(one.feature, one.on, one.text, one.requested or not one.on) for one in found]
-    return found
+            key, (said, where) = shown[0]
+            echo = asked is on and sources.scheduler(key) is None
+            found.append(FeatureEvidence(rule.name, on, f"{where} is {said}", not on and asked is not True, echo))
+    return [replace(one, requested=one.requested or not one.on) for one in found] if asked is False else found
 
 
 def _row(name: str, asked: bool | None, found: Sequence[FeatureEvidence]) -> Setting | None:

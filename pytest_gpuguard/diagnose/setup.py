@@ -6,7 +6,7 @@ It never fills in a default: what was neither printed nor asked is None.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from packaging.version import Version
@@ -19,6 +19,9 @@ from .features import release
 _SPLIT_GRAPHS: Final = Version("0.5.15")
 #: A prefill that is not chunked takes SGLang's default ``--max-prefill-tokens`` at once.
 _UNCHUNKED: Final = 16384
+#: More than any count of GPUs, tokens or requests.
+_BEYOND: Final = 1 << 60
+_SHARE: Final = re.compile(r"[01]?\.?\d{1,12}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,8 @@ class Setup:
     """One boot's setup. ``leased``: GPUs that the boot could have used; ``replicas``: copies of the model.
 
     ``loaded`` is the share of the checkpoint that was loaded when the boot ended, 0 to 1. ``graph_flag`` is how the
-    release spells the largest captured batch size. ``max_total_tokens`` is what the user limits the KV pool to.
+    release spells the largest captured batch size. ``max_total_tokens`` is what the user limits the KV pool to,
+    ``gpu_memory_utilization`` the share of the card that vLLM was given, 0 to 1.
     """
 
     engine: str | None = None
@@ -40,6 +44,7 @@ class Setup:
     max_total_tokens: int | None = None
     leased: int = 0
     loaded: float | None = None
+    gpu_memory_utilization: float | None = None
 
     @property
     def gpus(self) -> int | None:
@@ -50,6 +55,19 @@ class Setup:
     def tp_flag(self) -> str | None:
         """How the engine spells over how many GPUs a layer is spread."""
         return {"sglang": "--tp-size", "vllm": "--tensor-parallel-size"}.get(self.engine or "")
+
+    def possible(self) -> Setup:
+        """The same without numbers that no boot can have, such as a negative count, which say nothing."""
+        wrong: dict[str, int | None] = {}
+        for one in fields(self):
+            value = getattr(self, one.name)
+            least = 0 if one.name in ("leased", "loaded") else 1
+            if one.name == "gpu_memory_utilization":
+                if value is not None and not 0 < value <= 1:
+                    wrong[one.name] = None
+            elif isinstance(value, (int, float)) and not least <= value < _BEYOND:
+                wrong[one.name] = {"pp": 1, "ep": 1, "replicas": 1, "leased": 0}.get(one.name)
+        return replace(self, **wrong) if wrong else self  # type: ignore[arg-type]
 
 
 def setup_of(resolved: Resolved, reading: LogReading, leased: int = 0) -> Setup:
@@ -75,7 +93,15 @@ def setup_of(resolved: Resolved, reading: LogReading, leased: int = 0) -> Setup:
         max_total_tokens=int(limit) if limit is not None and limit.isdecimal() else None,
         leased=leased,
         loaded=reading.loaded,
+        gpu_memory_utilization=_share_of(resolved, reading) if reading.engine == "vllm" else None,
     )
+
+
+def _share_of(resolved: Resolved, reading: LogReading) -> float | None:
+    """What vLLM was given of the card: as the log dumps it, else as it was asked."""
+    known = resolved.setting("mem_fraction_static")
+    texts = (dict(reading.evidence.dump).get("gpu_memory_utilization"), known.runs, known.asked)
+    return next((float(text) for text in texts if text is not None and _SHARE.fullmatch(text)), None)
 
 
 def _tp_of(reading: LogReading) -> int | None:

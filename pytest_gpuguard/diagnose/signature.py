@@ -14,8 +14,8 @@ from packaging.version import Version
 
 #: How much a match says. ``cause`` names the failure; ``symptom`` is how several causes surface; ``collective`` is a
 #: failed collective, which a dead peer also gives; ``consequence`` says only that something else died; ``last`` is
-#: believed only when there is nothing else at all.
-TIERS: Final = ("cause", "symptom", "collective", "consequence", "last")
+#: believed only when there is nothing else at all, ``silent`` tells that something ended, and not why.
+TIERS: Final = ("cause", "symptom", "collective", "consequence", "last", "silent")
 
 #: Where a signature may match: the text of an exception or of an error-level line; any line that is no warning; a
 #: warning, which explains a failure but is none itself.
@@ -127,7 +127,8 @@ class SignatureSet:
     ``dumps``: a line that begins so lists arguments. ``stops``: the engine was asked to end. ``ignored``: exceptions
     that are no failure. ``ready``: lines that mean ready, for engines without a spellings table. ``frames``: what a
     stack frame tells about the phase. ``probes``: exception types that are usually caught. ``plain`` are the signatures
-    of exceptions that also count on a line that nobody marked as an error; ``mild``: words of lines that never do.
+    of exceptions that also count on a line that nobody marked as an error; ``mild``: words of lines that never do;
+    ``around``: not even on a line logged as an error, since the program got around it.
     ``told``: what the words of a failure tell about the phase. ``requests``: exceptions of one client's request.
     """
 
@@ -147,6 +148,7 @@ class SignatureSet:
     ready: tuple[str, ...]
     probes: tuple[str, ...]
     mild: tuple[str, ...]
+    around: tuple[str, ...]
     phases: tuple[PhaseLine, ...]
 
     def all(self) -> tuple[Signature, ...]:

@@ -37,7 +37,7 @@ FILES: Final = (*ENGINES, "other", "common", "host", "arch", "jit", "machine", "
 _KEYS: Final = frozenset(
     "id engine versions where tier any pattern exclude frame outcome phase why sources fatal hard cure".split()  # noqa: SIM905
 )
-_SOURCE_FILE: Final = re.compile(r"[\w/+-]+\.(?:py|cpp|cu|cuh|h|hpp|cc|c|rs)\b")
+_SOURCE_FILE: Final = re.compile(r"[\w/+-]+\.(?:py|cpp|cu|cuh|h|hpp|cc|c|rs|go)\b")
 _REPORT: Final = re.compile(r"[\w.-]+/[\w.-]+#\d+|https://")
 
 
@@ -142,7 +142,7 @@ def _parse(
         phases=tuple(phases),
         **{
             key: tuple(words.get(key, ()))
-            for key in ("deaths", "advice", "dumps", "stops", "ignored", "ready", "probes", "mild")
+            for key in ("deaths", "advice", "dumps", "stops", "ignored", "ready", "probes", "mild", "around")
         },
     )
 

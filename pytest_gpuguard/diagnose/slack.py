@@ -17,6 +17,10 @@ LEAST_GRAPH: Final = 8
 #: SGLang keeps at least so much of a card beyond so many GiB.
 _FLOOR_GIB: Final = 10.0
 _LARGE_GIB: Final = 60.0
+#: The whole card is no fraction.
+_MOST: Final = 0.99
+#: Far outside of all fractions.
+_BEYOND: Final = 1e6
 
 
 def own_reserve_gib(chunk: int, graph_bs: int, gpus: int) -> float:
@@ -74,24 +78,29 @@ def window(before: float, f_min: float, chunk: int, graph_bs: int, gpus: int, fl
     slack = own_reserve_gib(chunk, graph_bs, gpus)
     if floor and before > _LARGE_GIB:
         slack = max(slack, _FLOOR_GIB)
-    return Window(up(f_min + STEP), down(1 - slack / before), slack)
+    return Window(up(f_min + STEP), min(down(1 - slack / before), _MOST), slack)
 
 
 def up(fraction: float) -> float:
     """The hundredth at or above."""
-    return math.ceil(fraction * 100 - 1e-6) / 100
+    return math.ceil(_within(fraction, _BEYOND) * 100 - 1e-6) / 100
 
 
 def down(fraction: float) -> float:
     """The hundredth at or below."""
-    return math.floor(fraction * 100 + 1e-6) / 100
+    return math.floor(_within(fraction, -_BEYOND) * 100 + 1e-6) / 100
 
 
 def above(fraction: float) -> float:
     """The next hundredth that is higher."""
-    return (math.floor(fraction * 100 + 1e-6) + 1) / 100
+    return (math.floor(_within(fraction, _BEYOND) * 100 + 1e-6) + 1) / 100
 
 
 def below(fraction: float) -> float:
     """The next hundredth that is lower."""
-    return (math.ceil(fraction * 100 - 1e-6) - 1) / 100
+    return (math.ceil(_within(fraction, -_BEYOND) * 100 - 1e-6) - 1) / 100
+
+
+def _within(fraction: float, nowhere: float) -> float:
+    """A number that can be rounded. What is no number (NaN) is ``nowhere``, from where no fraction is reached."""
+    return nowhere if math.isnan(fraction) else min(max(fraction, -_BEYOND), _BEYOND)

@@ -35,6 +35,11 @@ _FEW_MARKS: Final = 8
 _AGAIN: Final = re.compile(r"\b[Rr]etrying (?:\d{1,3} of \d{1,3}|in \d|after \d|\(|without )")
 _TEXT_LIMIT: Final = 4000
 _EARLY: Final = ("start", "args", "init")
+#: What the main process logs when it begins to boot, and what shows that it does.
+_BEGINNINGS: Final = ("server_args=", "vLLM API server version ")
+_LOADS: Final = ("Load weight begin.", "Starting to load model")
+#: So many lines of one record are read.
+_PARTS: Final = 200
 #: Phases whose full GPU has a name of its own; every later one is the run time.
 OOM_OF: Final = {name: f"oom.{name}" for name in ("weights", "kv_pool", "graph_capture")}
 
@@ -65,6 +70,12 @@ class Classifier:
         self._tracebacks = Tracebacks(self._boot, self._set.advice, self._ended)
         self._worker_rank: dict[str, str] = {}
         self._usage = self._fatal = self._stopping = False
+        #: The failure counts only because nothing came after it.
+        self._weak = False
+        #: Arguments that were printed after the end of a boot: another one may begin.
+        self._again: tuple[int, Peeled] | None = None
+        #: How many boots the log holds so far.
+        self.boots = 1
         #: The phase that a traceback tells which is not the decisive one's.
         self._elsewhere: str | None = None
         self._skim = Skim(self._set, self._collector.by_digits)
@@ -127,6 +138,8 @@ class Classifier:
             self._whose.revision,
             self._launched,
             self._stopping,
+            self.boots,
+            self._again is None,
             self._usage,
             self._tracebacks.state,
         )
@@ -144,7 +157,7 @@ class Classifier:
         self._tracebacks.end_all()
         decisive = self._findings.decisive()
         if decisive is not None and not self._boot.ready and not self._fatal:
-            self._fatal = True
+            self._fatal = self._weak = True
             self._boot.announce(Event("fatal", decisive.phase, decisive.line, redact(decisive.text)))
         return self._boot.drain()
 
@@ -160,6 +173,7 @@ class Classifier:
             memory=boot.memory(),
             ready_line=boot.ready,
             lines=self.lines,
+            boots=self.boots,
             clipped=boot.clipped,
             fullest_rank=boot.store.fullest(),
             ranks=boot.store.each(),
@@ -178,6 +192,7 @@ class Classifier:
             why=decisive.why,
             cure=decisive.cure,
             fatal=self._fatal,
+            weak=self._weak,
             consequences=tuple(redact(text) for text in self._findings.consequences(decisive)),
         )
 
@@ -211,7 +226,7 @@ class Classifier:
         self._boot.one_by_one = self._whose.one_by_one
         self._collector.line(number, peeled)
         if "\n" in peeled.body:  # a record that holds a whole traceback
-            for part in peeled.body.split("\n"):
+            for part in filter(str.strip, peeled.body.split("\n", _PARTS)[:_PARTS]):
                 self._judge_peeled(number, part, replace(peeled, body=part))
         else:
             self._judge_peeled(number, text, peeled)
@@ -241,9 +256,38 @@ class Classifier:
             self._plain(number, body, peeled)
 
     def _go_on(self, number: int, peeled: Peeled) -> None:
+        self._begin_again(number, peeled)
         if self._boot.line(number, peeled, self._whose.engine):
             self._findings.forget_survived(peeled.source)
+            self._findings.forget_hint(self._boot.furthest)
             self._fatal = self._findings.fatal
+        elif peeled.engine == "sglang" and peeled.source and self._findings.undecided:
+            # A rank that died of it prints nothing more.
+            self._findings.forget_weak(peeled.source)
+
+    def _begin_again(self, number: int, peeled: Peeled) -> None:
+        """One log may hold several boots, one after the other: what the ones before said is not of the last one.
+
+        Arguments are printed when a boot begins; that it does is shown by the first rank that loads.
+        """
+        if peeled.logged and not peeled.source and peeled.body.startswith(_BEGINNINGS):
+            over = self._boot.ready or self._stopping or bool(self._findings.by_weight)
+            self._again = (number, peeled) if over else None
+        elif self._again is not None and any(words in peeled.body for words in _LOADS):
+            events = self._boot.drain()
+            self._boot = Boot(self._set, load_spellings())
+            for event in events:
+                self._boot.announce(event)
+            self._boot.one_by_one = self._whose.one_by_one
+            self._boot.arguments(self._again[1].body)
+            self._findings = Findings(revision=self._findings.revision + 1)
+            self._tracebacks = Tracebacks(self._boot, self._set.advice, self._ended)
+            self._collector.reset()
+            self._collector.line(*self._again)
+            self._worker_rank.clear()
+            self._fatal = self._stopping = False
+            self._elsewhere = self._again = None
+            self.boots += 1
 
     def _traceback(self, number: int, body: str, peeled: Peeled) -> bool:
         """Follow tracebacks; True when the line is part of one and says nothing else."""
@@ -278,12 +322,16 @@ class Classifier:
         text = match["text"] if match is not None else body if peeled.level == "error" else None
         if text is None or _AGAIN.search(text) is not None:
             return False
+        if match is None and any(word in text for word in self._set.around):
+            return False
         # What the engine does not survive comes first: a watcher must not wait for the end of such a log.
         signature = self._match(text, "", (self._fatal_lines, self._set.exceptions, self._set.lines))
         if signature is not None:
             # A line of code says what would be said; the line that says it may follow.
             code = body[:1].isspace() and body.lstrip().startswith("raise ")
-            self._found(signature, Spoken(number, body), None, peeled.source, False if code else None, peeled.place)
+            # Logged as an error, it may have been survived: an exception that ended the engine says more.
+            strong = None if signature.fatal else False
+            self._found(signature, Spoken(number, body), None, peeled.source, False if code else strong, peeled.place)
         return signature is not None
 
     def _speak(self, block: Block, spoken: Spoken) -> None:
@@ -316,7 +364,7 @@ class Classifier:
 
     def _line(self, number: int, body: str, peeled: Peeled) -> bool:
         """A line outside any traceback; True when it says something by itself."""
-        if peeled.logged and any(word in body for word in self._set.stops):
+        if peeled.logged and body.startswith(self._set.stops):
             self._stopping = True
             return True
         if self._boot.clip(body):
@@ -350,7 +398,9 @@ class Classifier:
             return
         signature = self._match(body, "", (self._set.plain,))
         if signature is not None:
-            self._found(signature, Spoken(number, body), None, peeled.source, strong=False)
+            # What is merely mentioned counts less than an exception of whatever kind.
+            tier = "mention" if signature.tier == "symptom" else None
+            self._found(signature, Spoken(number, body), None, peeled.source, strong=False, tier=tier)
         else:
             self._warning(number, body, peeled)
 
@@ -407,6 +457,7 @@ class Classifier:
         source: str = "",
         strong: bool | None = None,
         place: str = "",
+        tier: str | None = None,
     ) -> None:
         outcome, phase = signature.outcome, signature.phase
         if signature.id == "arch.no_supported_majors":
@@ -424,7 +475,7 @@ class Classifier:
         died = block is not None and block.died
         self._add(
             outcome,
-            signature.tier,
+            tier or signature.tier,
             spoken,
             block,
             signature.why,

@@ -7,6 +7,7 @@ It reads and never judges. A boot is decided by its log, its phase, HTTP and the
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..claims.layout import flag_value, layout_from_flags
 from ..claims.observation import LogReading, MemoryTable, Observation
-from ..claims.outcome import PHASES, READY, STARTING, UNKNOWN
+from ..claims.outcome import PHASES, READY, STARTING, UNDECIDED, UNKNOWN
 from ..diagnose.evidence import weigh
 from ..diagnose.memory import from_server_info, merge_tables
 from ..diagnose.redact import without_secrets
@@ -39,6 +40,9 @@ QUIET_ALONE_S: Final = 0.03
 SETTLE_S: Final = 0.3
 _FOREIGN_PORT_S: Final = 10.0
 _TAIL_LINES: Final = 40
+#: Ended by SIGKILL: as the kernel tells it, and as a shell that wraps the command does.
+_SIGKILLED: Final = (-9, 137)
+_RANK_KILLED: Final = re.compile(r"\bexit ?code:? -9\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,8 +315,31 @@ class Boot:
             return outcome, note
         evidence = self._kernel.collect(self._process.seen() if self._process is not None else ())
         explained = reading.outcome == outcome
-        weighed = weigh(outcome, evidence, explained=explained, signature=reading.signature, note=note)
+        weighed = weigh(
+            outcome,
+            evidence,
+            explained=explained,
+            signature=reading.signature,
+            note=note,
+            killed=self._killed(outcome, reading),
+            weak=explained and reading.weak,
+        )
         return weighed.outcome, weighed.note
+
+    def _killed(self, outcome: str, reading: LogReading) -> bool:
+        """Whether SIGKILL ended the main process or a rank, and nothing in the log says why.
+
+        SGLang kills itself with SIGKILL after any exception of a scheduler: where one was printed, or a child asked
+        for the end itself (SIGQUIT), that is no sign of somebody else's. What we end ourselves is not meant either.
+        """
+        if outcome not in UNDECIDED or self._process is None:
+            return False
+        said = reading.decisive.text if reading.decisive is not None and not reading.weak else ""
+        if outcome == UNKNOWN and said:
+            return False
+        if any(_RANK_KILLED.search(text) for text in (said, *reading.consequences)):
+            return True
+        return self._exit is not None and self._exit.code in _SIGKILLED and "sigquit" not in said.lower()
 
     def _numbers(self, reading: LogReading) -> tuple[MemoryTable, Mapping[str, Any]]:
         if self.facts is None or not self.facts.info:

@@ -57,6 +57,7 @@ class KernelLog:
         self._lines: list[str] = []
         self._rest = b""
         self._command: _Command | None = None
+        self._lock = threading.Lock()  # a boot is stopped from another thread than the one that reads
         try:
             self._fd: int | None = os.open(paths.kmsg, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
             os.lseek(self._fd, 0, os.SEEK_END)
@@ -68,12 +69,13 @@ class KernelLog:
         """The messages so far, oldest first and without their time stamps; at most ``budget_s`` seconds."""
         if self._command is not None:
             return self._command.read(budget_s)
-        if self._fd is not None:
-            try:
-                self._drain(self._fd, time.monotonic() + budget_s)
-            except OSError as error:
-                return tuple(self._lines) or Denied("kernel log", f"/dev/kmsg: {error.strerror}")
-        return tuple(self._lines)
+        with self._lock:
+            if self._fd is not None:
+                try:
+                    self._drain(self._fd, time.monotonic() + budget_s)
+                except OSError as error:
+                    return tuple(self._lines) or Denied("kernel log", f"/dev/kmsg: {error.strerror}")
+            return tuple(self._lines)
 
     def denied(self, budget_s: float = 2 * PROBE_S) -> Denied | None:
         """Why nothing can be read, or None when it can be."""
@@ -81,10 +83,11 @@ class KernelLog:
         return found if isinstance(found, Denied) else None
 
     def close(self) -> None:
-        """Stop reading; what was read stays known."""
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            os.close(fd)
+        """Stop reading; what was read stays known. Waits for a ``read`` that is under way."""
+        with self._lock:
+            fd, self._fd = self._fd, None
+            if fd is not None:
+                os.close(fd)
 
     def _drain(self, fd: int, deadline: float) -> None:
         while True:

@@ -19,11 +19,15 @@ _COUNT: Final = re.compile(r"^oom_kill (\d{1,19})$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """One counter of OOM kills: the file it stands in, and its value before the boot and now."""
+    """One counter of OOM kills: the file it stands in, and its value before the boot and now.
+
+    ``shared``: it is an ancestor's of the server's cgroup, and counts for everybody below that.
+    """
 
     where: str
     before: int
     now: int
+    shared: bool = False
 
     @property
     def grown(self) -> int:
@@ -40,12 +44,13 @@ class OomCounters:
         self._before: dict[Path, int] = {}
         self._own: Path | None = None
         self._server: set[Path] = set()
+        self._exact: set[Path] = set()
         self._noted: set[int] = set()
 
     def start(self) -> None:
         """Remember the values before the boot: the host's, and those of our own cgroup and its ancestors."""
         self._host = self._read_host()
-        files = self._files("self")
+        files = self._looked_up("self")
         self._own = files[0] if files else None
         self._before = {file: value for file in files if (value := _read(file)) is not None}
 
@@ -53,7 +58,7 @@ class OomCounters:
         """Learn the cgroups of processes while they live; each is looked at once."""
         for pid in set(pids) - self._noted:
             self._noted.add(pid)
-            files = self._files(str(pid))
+            files = self._looked_up(str(pid))
             if not files:
                 continue
             self._server.add(files[0])
@@ -77,39 +82,49 @@ class OomCounters:
             before = self._before.get(file)
             now = _read(file)  # a cgroup that is gone with its server has no count any more
             if before is not None and now is not None:
-                found.append(Counter(str(file), before, now))
+                found.append(Counter(str(file), before, now, shared=file not in self._exact))
         return tuple(found)
 
     def _read_host(self) -> int | None:
         return _read(self._paths.proc / "vmstat")
 
-    def _files(self, pid: str) -> list[Path]:
-        """The files that count kills among a process's cgroup, the nearest one first, then those of its ancestors."""
+    def _looked_up(self, pid: str) -> list[Path]:
+        """The files that count for a process, the nearest one first; one of its very own cgroup is remembered."""
+        files, exact = self._files(pid)
+        if exact:
+            self._exact.add(files[0])
+        return files
+
+    def _files(self, pid: str) -> tuple[list[Path], bool]:
+        """The files that count kills in a process's cgroup, then in its ancestors; whether its own one is there."""
         try:
             lines = (self._paths.proc / pid / "cgroup").read_text().splitlines()
         except OSError:
-            return []
+            return [], False
         groups = dict(line.split(":", 2)[1:] for line in lines if line.count(":") >= 2)
         root = self._paths.cgroup
         unified = root if (root / "cgroup.controllers").exists() else root / "unified"
-        files = _upwards(unified, groups.get(""), ("memory.events", "memory.events.local"))
+        files, exact = _upwards(unified, groups.get(""), ("memory.events", "memory.events.local"))
         if files:
-            return files
+            return files, exact
         version1 = next((path for names, path in groups.items() if "memory" in names.split(",")), None)
         return _upwards(root / "memory", version1, ("memory.oom_control",))
 
 
-def _upwards(root: Path, group: str | None, names: tuple[str, ...]) -> list[Path]:
-    """The first readable of ``names`` in a cgroup and in each of its ancestors, up to the mounted root."""
+def _upwards(root: Path, group: str | None, names: tuple[str, ...]) -> tuple[list[Path], bool]:
+    """The first readable of ``names`` in a cgroup and in each of its ancestors, up to the mounted root.
+
+    And whether the first file found is the cgroup's own.
+    """
     if group is None or ".." in PurePosixPath(group).parts:  # outside of our cgroup namespace
-        return []
+        return [], False
     found = []
     here = PurePosixPath(group.lstrip("/"))
     for part in (here, *here.parents) if here.parts else (here,):
         file = next((one for name in names if _read(one := root / part / name) is not None), None)
         if file is not None:
             found.append(file)
-    return found
+    return found, bool(found) and found[0].parent == root / here
 
 
 def _read(file: Path) -> int | None:

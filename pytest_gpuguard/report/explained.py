@@ -5,6 +5,7 @@ It shows what was read and computes nothing; every size is GiB and says so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -25,12 +26,13 @@ _LEAST: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """One log, and all that is to be said of it."""
+    """One log, and all that is to be said of it. ``note`` says how sure its outcome is, where that is not plain."""
 
     log: str
     reading: LogReading
     resolved: Resolved
     remedies: tuple[str, ...]
+    note: str | None = None
 
 
 def as_json(one: Explained) -> dict[str, Any]:
@@ -45,6 +47,7 @@ def as_json(one: Explained) -> dict[str, Any]:
         "phase": reading.phase,
         "decisive": {"line": decisive.line, "text": decisive.text} if decisive is not None else None,
         "why": reading.why,
+        "note": one.note,
         "signature": reading.signature,
         "memory": reading.memory.as_dict() | {"margin_gib": margin_gib(reading.memory, reading.outcome == READY)},
         "fullest_rank": reading.fullest_rank,
@@ -85,6 +88,8 @@ def _lines(one: Explained) -> Iterator[tuple[str, str]]:
         yield f"  line {reading.decisive.line}: {short(reading.decisive.text.strip(), 300)}", "bold"
     if reading.why:
         yield f"  {reading.why}", ""
+    if one.note:
+        yield f"  {one.note}", ""
     style = "bar"
     for text in _memory(reading):
         yield text, style
@@ -160,7 +165,7 @@ def _picture(table: MemoryTable, width: int) -> Text | None:
     from rich.text import Text
 
     whole = table.avail_before_gib
-    if whole is None or whole <= 0 or table.weights_gib is None or width < _LEAST:
+    if whole is None or not 0 < whole < math.inf or table.weights_gib is None or width < _LEAST:
         return None
     parts = [
         ("weights", table.weights_gib, "blue"),
@@ -171,16 +176,16 @@ def _picture(table: MemoryTable, width: int) -> Text | None:
     legend = Text("  ")
     used = 0
     for name, size, colour in parts:
-        if size is None or size <= 0:
+        if size is None or not size > 0:
             continue
-        cells = min(max(1, round(size / whole * width)), width - used)
+        cells = min(max(1, round(min(size / whole, 1) * width)), width - used)
         bar.append("█" * cells, colour)
         legend.append("■ ", colour)
         legend.append(f"{name}  ")
         used += cells
     held = 0
     if table.rest_gib is not None and table.rest_gib < 0 and table.reserved_gib is not None:
-        held = min(width - used, round(table.reserved_gib / whole * width))
+        held = min(width - used, round(min(table.reserved_gib / whole, 1) * width))
     bar.append("░" * (width - used - held), "dim")
     bar.append("▒" * held, "red")
     legend.append("░ free", "dim")
