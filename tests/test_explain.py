@@ -20,7 +20,7 @@ from .needs import need, need_tool
 Capture = pytest.CaptureFixture[str]
 
 KEYS = "log engine engine_version outcome phase decisive why note signature memory fullest_rank ranks remedies resolved"
-KEYS += " consequences lines"
+KEYS += " consequences lines boots"
 NUMBERS = (
     "avail_before_gib avail_after_weights_gib weights_gib mem_fraction_static reserved_gib rest_gib f_min kv_tokens"
 )
@@ -601,3 +601,21 @@ def test_a_reader_that_has_enough_gets_no_traceback(tmp_path: Path) -> None:
         assert process.stderr.read() == b""
         process.stderr.close()
         process.wait(60)
+
+
+def test_the_last_of_several_boots_is_explained_and_the_log_is_said_to_hold_more(
+    capsys: Capture, tmp_path: Path
+) -> None:
+    boot = (
+        "[2026-01-02 03:04:05] server_args=ServerArgs(model_path='m', mem_fraction_static=0.5)\n"
+        "[2026-01-02 03:04:05] Load weight begin. avail mem=94.00 GB\n"
+    )
+    ready = "[2026-01-02 03:04:05] The server is fired up and ready to roll!\n"
+    log = tmp_path / "unit.log"
+    log.write_text(boot + ready + boot)
+    assert (
+        explained(capsys, log)
+        .out.splitlines()[0]
+        .endswith("phase weights (sglang, the last of 2 boots in this log, 5 lines)")
+    )
+    assert objects(capsys, log)[0]["boots"] == 2

@@ -56,6 +56,7 @@ def as_json(one: Explained) -> dict[str, Any]:
         "resolved": one.resolved.as_dict(),
         "consequences": list(reading.consequences),
         "lines": reading.lines,
+        "boots": reading.boots,
     }
 
 
@@ -105,6 +106,8 @@ def _lines(one: Explained) -> Iterator[tuple[str, str]]:
 def _headline(reading: LogReading) -> str:
     engine = " ".join(filter(None, (reading.engine, reading.engine_version))) or "engine unknown"
     lines = f"{reading.lines:,} line{'s' if reading.lines != 1 else ''}"
+    if reading.boots > 1:
+        engine += f", the last of {reading.boots} boots in this log"
     if reading.outcome == READY:
         return f"ready ({engine}, {lines})"
     if reading.outcome == STARTING and reading.engine is None and reading.phase == "start":
