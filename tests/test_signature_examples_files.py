@@ -74,6 +74,8 @@ ARGUMENTS = (
 
 SETTINGS = (
     Example("config.no_kernel_for_size", "unsupported.config", "failed to dispatch head_dim 96", MAIN + "server_args=ServerArgs(model_path='m')\nfailed to dispatch head_dim 96\n"),
+    Example("config.constraint", "unsupported.config", "greater than max_lora_rank", vllm("ValueError: LoRA rank 32 is greater than max_lora_rank 16.")),
+    Example("config.constraint", "unsupported.config", "must be set", sglang("AssertionError: moe_dense_tp_size must be set to 1 here")),
     Example("config.one_of", "unsupported.config", "expects attention_backend to be one of", sglang("AssertionError: KV4 MHA expects attention_backend to be one of ['triton'], but got fa3")),
     Example("config.one_of", "unsupported.config", "is not valid for this configuration", vllm("ValueError: Selected backend AttentionBackendEnum.FLASHINFER is not valid for this configuration. Reason: ['attention sinks are missing']")),
     Example("vllm.args_invalid", "unsupported.config", "gpu_memory_utilization", raised("ValueError: gpu_memory_utilization has to be in (0, 1], it is 1.5", "vllm/config/cache.py __post_init__"), phase="args"),

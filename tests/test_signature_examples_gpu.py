@@ -75,6 +75,8 @@ JIT = (
     Example("jit.tool_missing", "jit.compile", "unsupported GNU version", "/usr/include/crt/host_config.h:143:2: error: #error -- unsupported GNU version! gcc versions later than 13 are not supported!\n"),
     Example("jit.triton", "jit.compile", "PassManager::run failed", sglang("RuntimeError: PassManager::run failed", TRITON, before=POOLED)),
     Example("jit.triton", "jit.compile", "`ptxas` failed", "`ptxas` failed with error code 255\n"),
+    Example("jit.build_failed", "jit.compile", "CppCompileError", vllm("torch._inductor.exc.CppCompileError: C++ compile error")),
+    Example("jit.build_failed", "jit.compile", "ninja: error: ", "ninja: error: loading 'build.ninja': No such file or directory\n"),
     Example("jit.build_failed", "jit.compile", "Ninja build failed", sglang("RuntimeError: Ninja build failed. Ninja output:\nninja: Entering directory '/root/.cache'\n[1/2] c++ -o x.o", "flashinfer/jit/cpp_ext.py run_ninja", before=POOLED)),
     Example("jit.build_failed", "jit.compile", "Error building extension", vllm("RuntimeError: Error building extension 'quant'", BUILD)),
     Example("jit.build_failed", "jit.compile", "NVCC compilation failed", "NVCC compilation failed: /root/.cache/deep_gemm/kernel.cu\n"),
