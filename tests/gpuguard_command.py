@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,7 @@ class Running:
         self.process.wait()
 
 
-def on_a_terminal(*arguments: str | Path, columns: int = 160) -> tuple[int, str]:
+def on_a_terminal(*arguments: str | Path, columns: int = 160, env: Mapping[str, str] = os.environ) -> tuple[int, str]:
     """How the command ends on a terminal of so many columns, and all that it writes there."""
     import fcntl
     import pty
@@ -105,7 +106,7 @@ def on_a_terminal(*arguments: str | Path, columns: int = 160) -> tuple[int, str]
 
     reader, writer = pty.openpty()
     fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    env = {**os.environ, "TERM": "xterm-256color"}
+    env = {**env, "TERM": "xterm-256color"}
     for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR"):
         env.pop(name, None)
     process = subprocess.Popen([*RUN, *map(str, arguments)], stdout=writer, stderr=writer, env=env)

@@ -14,9 +14,8 @@ import pytest
 from pytest_gpuguard import __version__
 from pytest_gpuguard.facts.gpu import Rig
 from pytest_gpuguard.facts.stack import Stack
+from tests.gpuguard_command import RUN, on_a_terminal
 from tests.standin.fixtures import FakeRigFactory
-
-RUN = [sys.executable, "-c", "from pytest_gpuguard.cli import main; main(prog_name='gpuguard')"]
 
 
 def gpuguard(*arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -71,21 +70,8 @@ def test_every_key_of_the_json_is_documented(fake_rig: FakeRigFactory, cached: d
 
 
 def test_a_terminal_gets_tables(fake_rig: FakeRigFactory, cached: dict[str, str]) -> None:
-    import pty
-
-    reader, writer = pty.openpty()
-    env = fake_rig(2).environ(TERM="xterm", COLUMNS="200", **cached)
-    process = subprocess.Popen([*RUN, "facts"], stdout=writer, env=env)
-    os.close(writer)
-    shown = b""
-    try:
-        while chunk := os.read(reader, 65536):
-            shown += chunk
-    except OSError:  # how Linux says that the other end is closed
-        pass
-    os.close(reader)
-    assert process.wait(60) == 0
-    text = shown.decode()
+    code, text = on_a_terminal("facts", columns=200, env=fake_rig(2).environ(**cached))
+    assert code == 0
     assert "┃" in text
     assert "RTX PRO 6000" in text
 

@@ -23,6 +23,7 @@ from . import (
 )
 from .failure_logs import (
     CORE0,
+    INIT,
     LOADING,
     MAIN,
     RANK0,
@@ -54,6 +55,11 @@ LATER = {
 }
 #: What shows, at whatever level, that somebody else died.
 HEARSAY = [one for one in SIGNATURES.values() if one.where == "warning" and one.tier == "consequence"]
+
+#: What healthy boots and machines print that sounds like one of them.
+HEALTHY: tuple[str, ...] = (
+    test_signature_examples_machine.HEALTHY + test_signature_examples_gpu.HEALTHY + test_signature_examples_comm.HEALTHY
+)
 
 
 #: What a signature would claim but for the words that it excludes; and what it is.
@@ -223,3 +229,10 @@ def test_a_plain_line_is_believed_only_where_the_engine_does_not_go_on(example: 
     assert classify_text(boot[0] + line + boot[1], engine="vllm").outcome == "starting"
     assert classify_text(V1_LOADING + "falling back: " + line, engine="vllm").outcome == "starting"
     assert classify_text(LOADING + RANK0 + line, engine="sglang").outcome == "starting"
+
+
+@pytest.mark.parametrize("text", HEALTHY)
+@pytest.mark.parametrize("before", [INIT, LOADING, V1_LOADING, SERVING], ids=["init", "loading", "vllm", "serving"])
+def test_what_healthy_boots_and_machines_say_is_no_failure(before: str, text: str) -> None:
+    reading = classify_text(before + text, engine=None)
+    assert reading.outcome in ("starting", "ready"), reading

@@ -128,7 +128,7 @@ class SignatureSet:
     that are no failure. ``ready``: lines that mean ready, for engines without a spellings table. ``frames``: what a
     stack frame tells about the phase. ``probes``: exception types that are usually caught. ``plain`` are the signatures
     of exceptions that also count on a line that nobody marked as an error; ``mild``: words of lines that never do;
-    ``around``: not even on a line logged as an error, since the program got around it.
+    ``around``: nor do these, not even on a line logged as an error, since the program got around it.
     ``told``: what the words of a failure tell about the phase. ``requests``: exceptions of one client's request.
     """
 

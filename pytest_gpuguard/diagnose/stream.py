@@ -394,7 +394,8 @@ class Classifier:
             self._warning(number, body, peeled)
             return
         # Torch ends its report of a full GPU with advice.
-        if any(word in body.split(" If reserved", 1)[0] for word in self._set.mild):
+        head = body.split(" If reserved", 1)[0]
+        if any(word in head for word in (*self._set.around, *self._set.mild)):
             return
         signature = self._match(body, "", (self._set.plain,))
         if signature is not None:
