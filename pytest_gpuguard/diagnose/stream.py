@@ -15,33 +15,28 @@ from ..claims.observation import Decisive, LogReading
 from ..claims.outcome import READY, STARTING, UNKNOWN
 from .blocks import HEADER, Block, Spoken, is_exception_line
 from .boot import Boot, Event, Progress, match_bar
-from .findings import STRONG, Finding, Findings, memory_outcome, told
+from .failures import Failures, matching
+from .findings import Findings
 from .lines import Line, Peeled, inner, peel
 from .redact import redact
 from .resolved import Collector
-from .signature import BY_PHASE, Signature, SignatureFile
+from .signature import BY_PHASE, SignatureFile
 from .signatures import load_signatures
 from .skim import Skim
 from .spellings import load_spellings
 from .tracebacks import MOST, Tracebacks
 from .whose import Whose
 
-_MAJORS: Final = re.compile(r"major versions \[[\d, ]{0,80}\]")
 _LEFT_OUT: Final = "Ignore import error when loading"
 _WHAT: Final = re.compile(r"\s{0,8}what\(\):\s{0,8}(?P<text>.{1,4000})", re.DOTALL)
-#: A long text of fewer different characters says nothing.
-_FEW_MARKS: Final = 8
 #: An error that is not the last word: the program says that it tries again.
 _AGAIN: Final = re.compile(r"\b[Rr]etrying (?:\d{1,3} of \d{1,3}|in \d|after \d|\(|without )")
 _TEXT_LIMIT: Final = 4000
-_EARLY: Final = ("start", "args", "init")
 #: What the main process logs when it begins to boot, and what shows that it does.
 _BEGINNINGS: Final = ("server_args=", "vLLM API server version ")
 _LOADS: Final = ("Load weight begin.", "Starting to load model")
 #: So many lines of one record are read.
 _PARTS: Final = 200
-#: Phases whose full GPU has a name of its own; every later one is the run time.
-OOM_OF: Final = {name: f"oom.{name}" for name in ("weights", "kv_pool", "graph_capture")}
 
 
 class Classifier:
@@ -66,21 +61,23 @@ class Classifier:
         self._boot = Boot(self._set, load_spellings())
         self._whose = Whose(engine, version)
         self._collector = Collector(engine, version, self._majors)
-        self._findings = Findings()
+        self._failures = Failures(self._set, self._boot, self._majors)
         self._tracebacks = Tracebacks(self._boot, self._set.advice, self._ended)
         self._worker_rank: dict[str, str] = {}
-        self._usage = self._fatal = self._stopping = False
+        self._usage = False
         #: The failure counts only because nothing came after it.
         self._weak = False
         #: Arguments that were printed after the end of a boot: another one may begin.
         self._again: tuple[int, Peeled] | None = None
         #: How many boots the log holds so far.
         self.boots = 1
-        #: The phase that a traceback tells which is not the decisive one's.
-        self._elsewhere: str | None = None
         self._skim = Skim(self._set, self._collector.by_digits)
         #: Counts lines of a launcher's workers, each of which may name another rank.
         self._launched = 0
+
+    @property
+    def _findings(self) -> Findings:
+        return self._failures.findings
 
     @property
     def progress(self) -> Progress:
@@ -137,7 +134,7 @@ class Classifier:
             self._collector.revision,
             self._whose.revision,
             self._launched,
-            self._stopping,
+            self._failures.stopping,
             self.boots,
             self._again is None,
             self._usage,
@@ -156,8 +153,8 @@ class Classifier:
         """The log is complete: what was printed last and not survived has ended the engine."""
         self._tracebacks.end_all()
         decisive = self._findings.decisive()
-        if decisive is not None and not self._boot.ready and not self._fatal:
-            self._fatal = self._weak = True
+        if decisive is not None and not self._boot.ready and not self._failures.fatal:
+            self._failures.fatal = self._weak = True
             self._boot.announce(Event("fatal", decisive.phase, decisive.line, redact(decisive.text)))
         return self._boot.drain()
 
@@ -180,9 +177,9 @@ class Classifier:
             loaded=boot.loaded,
             evidence=self._collector.evidence(),
         )
-        if decisive is None or (boot.ready and not self._fatal):
+        if decisive is None or (boot.ready and not self._failures.fatal):
             return reading
-        decisive = self._placed(decisive)
+        decisive = self._failures.placed(decisive)
         return replace(
             reading,
             outcome=decisive.outcome,
@@ -191,26 +188,10 @@ class Classifier:
             signature=decisive.signature,
             why=decisive.why,
             cure=decisive.cure,
-            fatal=self._fatal,
+            fatal=self._failures.fatal,
             weak=self._weak,
             consequences=tuple(redact(text) for text in self._findings.consequences(decisive)),
         )
-
-    def _note_phase(self, frames: str) -> None:
-        phase = told(self._set.frames, frames) if self._elsewhere != "execution" else None
-        if phase is not None and phase != "forward":
-            self._elsewhere = phase
-
-    def _placed(self, finding: Finding) -> Finding:
-        """A full GPU whose phase its own lines do not tell: a bar, or another rank's traceback, may."""
-        if finding.tier != "cause" or not (finding.outcome == UNKNOWN or finding.outcome[:4] == "oom."):
-            return finding
-        phase = "serving" if self._elsewhere == "execution" else None
-        if finding.outcome == UNKNOWN and finding.phase in _EARLY:
-            phase = phase or self._boot.shown or self._elsewhere
-        if phase is None:
-            return finding
-        return replace(finding, outcome=OOM_OF.get(phase, "oom.runtime"), phase=phase)
 
     # --- one line ---------------------------------------------------------------------------------------------------
 
@@ -260,7 +241,7 @@ class Classifier:
         if self._boot.line(number, peeled, self._whose.engine):
             self._findings.forget_survived(peeled.source)
             self._findings.forget_hint(self._boot.furthest)
-            self._fatal = self._findings.fatal
+            self._failures.fatal = self._findings.fatal
         elif peeled.engine == "sglang" and peeled.source and self._findings.undecided:
             # A rank that died of it prints nothing more.
             self._findings.forget_weak(peeled.source)
@@ -271,7 +252,7 @@ class Classifier:
         Arguments are printed when a boot begins; that it does is shown by the first rank that loads.
         """
         if peeled.logged and not peeled.source and peeled.body.startswith(_BEGINNINGS):
-            over = self._boot.ready or self._stopping or bool(self._findings.by_weight)
+            over = self._boot.ready or self._failures.stopping or bool(self._findings.by_weight)
             self._again = (number, peeled) if over else None
         elif self._again is not None and any(words in peeled.body for words in _LOADS):
             events = self._boot.drain()
@@ -280,13 +261,12 @@ class Classifier:
                 self._boot.announce(event)
             self._boot.one_by_one = self._whose.one_by_one
             self._boot.arguments(self._again[1].body)
-            self._findings = Findings(revision=self._findings.revision + 1)
+            self._failures = Failures(self._set, self._boot, self._majors, self._findings.revision + 1)
             self._tracebacks = Tracebacks(self._boot, self._set.advice, self._ended)
             self._collector.reset()
             self._collector.line(*self._again)
             self._worker_rank.clear()
-            self._fatal = self._stopping = False
-            self._elsewhere = self._again = None
+            self._again = None
             self.boots += 1
 
     def _traceback(self, number: int, body: str, peeled: Peeled) -> bool:
@@ -298,9 +278,9 @@ class Classifier:
             block = self._tracebacks.begin(number, body, peeled, announced)
             self._findings.peers_died = self._findings.peers_died or announced
             head = body.split(HEADER)[0]
-            found = self._match(head, "", (self._set.exceptions,)) if peeled.level == "error" or announced else None
+            found = matching(head, "", (self._set.exceptions,)) if peeled.level == "error" or announced else None
             if found is not None:
-                self._found(found, Spoken(number, body), block)
+                self._failures.found(found, Spoken(number, body), block)
                 block.spoken = True
             elif not header:
                 # "X hit an exception: ValueError: …" on one line; an announcement alone waits for its traceback.
@@ -325,13 +305,15 @@ class Classifier:
         if match is None and any(word in text for word in self._set.around):
             return False
         # What the engine does not survive comes first: a watcher must not wait for the end of such a log.
-        signature = self._match(text, "", (self._fatal_lines, self._set.exceptions, self._set.lines))
+        signature = matching(text, "", (self._fatal_lines, self._set.exceptions, self._set.lines))
         if signature is not None:
             # A line of code says what would be said; the line that says it may follow.
             code = body[:1].isspace() and body.lstrip().startswith("raise ")
             # Logged as an error, it may have been survived: an exception that ended the engine says more.
             strong = None if signature.fatal else False
-            self._found(signature, Spoken(number, body), None, peeled.source, False if code else strong, peeled.place)
+            self._failures.found(
+                signature, Spoken(number, body), None, peeled.source, False if code else strong, peeled.place
+            )
         return signature is not None
 
     def _speak(self, block: Block, spoken: Spoken) -> None:
@@ -344,50 +326,52 @@ class Classifier:
                 if wrapper.pattern.search(text) is not None:
                     block.wrapper_phase = wrapper.phase or block.wrapper_phase
         frames = block.frames_text()
-        self._note_phase(frames)
+        self._failures.note_phase(frames)
         if not block.died and any(request.matches(text, frames) for request in self._set.requests):
             return
-        signature = self._match(spoken.text, frames, (self._set.exceptions, self._set.lines))
+        signature = matching(spoken.text, frames, (self._set.exceptions, self._set.lines))
         if signature is None and spoken.asserted is not None:
             line, code = spoken.asserted
-            signature = self._match(code, frames, (self._set.exceptions,))
+            signature = matching(code, frames, (self._set.exceptions,))
             spoken = Spoken(line, code, spoken.name) if signature is not None else spoken
         if signature is not None:
-            self._found(signature, spoken, block)
+            self._failures.found(signature, spoken, block)
             if signature.outcome == "oom.kv_pool":
                 self._boot.error_numbers(text)
         elif not spoken.more:
             tier = "probe" if spoken.name in self._set.probes else "unknown"
             named = bool(block.place)
             where = block.wrapper_phase
-            self._add(UNKNOWN, tier, spoken, block, None, None, where, block.source, fatal=block.died, named=named)
+            self._failures.add(
+                UNKNOWN, tier, spoken, block, None, None, where, block.source, fatal=block.died, named=named
+            )
 
     def _line(self, number: int, body: str, peeled: Peeled) -> bool:
         """A line outside any traceback; True when it says something by itself."""
         if peeled.logged and body.startswith(self._set.stops):
-            self._stopping = True
+            self._failures.stopping = True
             return True
         if self._boot.clip(body):
             self._warning(number, body, peeled)
             return True
         # SGLang prints no level: what it merely mentions in a line of its log may be a warning.
         certain = self._certain if peeled.engine == "sglang" and not peeled.level else self._set.lines
-        signature = self._match(body, "", (certain,))
+        signature = matching(body, "", (certain,))
         if signature is not None:
             if signature.id == "sglang.child_died" and "sigquit" in body[:_TEXT_LIMIT].lower():
                 self._findings.peers_died = True
-            self._found(signature, Spoken(number, body), None, peeled.source)
+            self._failures.found(signature, Spoken(number, body), None, peeled.source)
         return signature is not None
 
     def _plain(self, number: int, body: str, peeled: Peeled) -> None:
         """A failure's own words on a line that nobody marked as an error: believed unless the engine goes on."""
         if _LEFT_OUT in body:
             text = body[:_TEXT_LIMIT]
-            found = self._match(text, "", (self._set.exceptions, self._set.lines))
+            found = matching(text, "", (self._set.exceptions, self._set.lines))
             if self._findings.left_out is None:
                 outcome = found.outcome if found is not None and found.outcome != BY_PHASE else "import.abi"
                 why = f"a module of the engine was left out: {found.why if found is not None else 'its import failed'}"
-                self._findings.left_out = self._said(outcome, "cause", number, text, why, None, peeled)
+                self._findings.left_out = self._failures.said(outcome, "cause", number, text, why, None, peeled)
             return
         if peeled.engine == "sglang":
             # SGLang's own log mentions failures that it gets around; those that it does not it raises.
@@ -397,127 +381,35 @@ class Classifier:
         head = body.split(" If reserved", 1)[0]
         if any(word in head for word in (*self._set.around, *self._set.mild)):
             return
-        signature = self._match(body, "", (self._set.plain,))
+        signature = matching(body, "", (self._set.plain,))
         if signature is not None:
             # What is merely mentioned counts less than an exception of whatever kind.
             tier = "mention" if signature.tier == "symptom" else None
-            self._found(signature, Spoken(number, body), None, peeled.source, strong=False, tier=tier)
+            self._failures.found(signature, Spoken(number, body), None, peeled.source, strong=False, tier=tier)
         else:
             self._warning(number, body, peeled)
 
     def _warning(self, number: int, text: str, peeled: Peeled) -> None:
         """A line that is no failure, but may explain one, or show that somebody else failed."""
-        signature = self._match(text, "", (self._set.warnings,))
+        signature = matching(text, "", (self._set.warnings,))
         if signature is None:
             return
         text = text[:_TEXT_LIMIT]
         if signature.tier == "consequence":
-            self._found(signature, Spoken(number, text), None, peeled.source, strong=False)
+            self._failures.found(signature, Spoken(number, text), None, peeled.source, strong=False)
         elif self._findings.hint is None:
-            self._findings.hint = self._said(
+            self._findings.hint = self._failures.said(
                 signature.outcome, "symptom", number, text, signature.why, signature.id, peeled
             )
-
-    def _said(
-        self, outcome: str, tier: str, number: int, text: str, why: str, signature: str | None, peeled: Peeled
-    ) -> Finding:
-        phase = "serving" if self._boot.ready else self._boot.phase_of(peeled.source)
-        return Finding(outcome, tier, False, False, number, text, why, signature, phase, peeled.source)
 
     # --- findings ---------------------------------------------------------------------------------------------------
 
     def _ended(self, block: Block) -> None:
         """A traceback is over: what it said counts already; what it left unsaid is judged here."""
         if not block.spoken:
-            self._note_phase(block.frames_text())
+            self._failures.note_phase(block.frames_text())
         if (raised := block.raised) is not None:
             self._speak(block, raised)
         if block.died and not block.spoken:
             spoken = Spoken(block.line, block.header)
-            self._add(UNKNOWN, "silent", spoken, block, None, None, None, block.source, fatal=True)
-
-    def _match(self, text: str, frames: str, groups: tuple[tuple[Signature, ...], ...]) -> Signature | None:
-        best: Signature | None = None
-        if len(text) > _TEXT_LIMIT and len(set(text)) < _FEW_MARKS:
-            return None
-        for group in groups:
-            for signature in group:
-                if best is not None and STRONG[signature.tier] <= STRONG[best.tier]:
-                    continue
-                if signature.matches(text, frames):
-                    best = signature
-                    if best.tier == "cause":
-                        return best
-        return best
-
-    def _found(
-        self,
-        signature: Signature,
-        spoken: Spoken,
-        block: Block | None,
-        source: str = "",
-        strong: bool | None = None,
-        place: str = "",
-        tier: str | None = None,
-    ) -> None:
-        outcome, phase = signature.outcome, signature.phase
-        if signature.id == "arch.no_supported_majors":
-            listed = _MAJORS.search(spoken.text)
-            if listed is not None and self._majors & {int(number) for number in re.findall(r"\d{1,3}", listed[0])}:
-                outcome = "jit.compile"  # the kernel has a target for this GPU: it is nvcc that has none
-        if outcome == BY_PHASE:
-            late = self._boot.ready or self._boot.phase == "serving"
-            where = self._boot.phase_of(source)
-            text = spoken.text[:_TEXT_LIMIT]
-            text = f"{place} {text}" if place else text
-            outcome, phase = memory_outcome(self._set.frames, self._set.told, text, block, where, late)
-        if strong is None:
-            strong = block is None or block.died or signature.fatal
-        died = block is not None and block.died
-        self._add(
-            outcome,
-            tier or signature.tier,
-            spoken,
-            block,
-            signature.why,
-            signature.id,
-            phase or (block.wrapper_phase if block is not None else None),
-            block.source if block is not None else source,
-            fatal=signature.fatal or died,
-            strong=strong or signature.fatal,
-            cure=signature.cure,
-            named=bool(block.place if block is not None else place),
-        )
-
-    def _add(
-        self,
-        outcome: str,
-        tier: str,
-        spoken: Spoken,
-        block: Block | None,
-        why: str | None,
-        signature: str | None,
-        phase: str | None,
-        source: str,
-        *,
-        fatal: bool,
-        strong: bool | None = None,
-        cure: str | None = None,
-        named: bool = False,
-    ) -> None:
-        if self._stopping:
-            return
-        if self._boot.ready and not fatal:
-            return
-        phase = phase or (block.phase if block is not None else self._boot.phase_of(source))
-        if self._boot.ready:
-            phase = "serving"
-        text = spoken.text[:_TEXT_LIMIT]
-        strong = fatal if strong is None else strong
-        before = self._findings.decisive() if self._fatal else None
-        finding = Finding(outcome, tier, strong, fatal, spoken.line, text, why, signature, phase, source, cure, named)
-        self._findings.add(finding)
-        self._fatal = self._fatal or fatal
-        after = self._findings.decisive()
-        if self._fatal and after is not None and after != before:
-            self._boot.announce(Event("fatal", after.phase, after.line, redact(after.text)))
+            self._failures.add(UNKNOWN, "silent", spoken, block, None, None, None, block.source, fatal=True)
