@@ -10,6 +10,12 @@ from typing import Any
 
 from packaging.version import Version
 
+from pytest_gpuguard.claims.observation import Decisive, LogReading, MemoryTable
+from pytest_gpuguard.diagnose import classify_text
+from pytest_gpuguard.diagnose.memory import complete
+from pytest_gpuguard.diagnose.remedies import remedies, setup_of
+from pytest_gpuguard.diagnose.resolved import resolve
+
 STAMP = "[2026-01-02 03:04:05"
 NO_ROOM = "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."
 FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {} GPU 0 has a total capacity of 94.97 GiB of which {} is free."
@@ -84,3 +90,21 @@ READY = (
 )
 #: No room for the KV pool: 94 GiB free, 16.3 left, 20.8 held back.
 FAILED = KIMI + dies(F7)
+
+
+def table(before: float, after: float, fraction: float | None, **more: Any) -> MemoryTable:
+    numbers = {"avail_before_gib": before, "avail_after_weights_gib": after, "mem_fraction_static": fraction}
+    return complete(MemoryTable(**{**numbers, **more}))
+
+
+def failed(outcome: str, memory: MemoryTable, text: str = NO_ROOM, engine: str = "sglang", **more: Any) -> LogReading:
+    return LogReading(outcome, "x", engine, decisive=Decisive(9, text), memory=memory, **more)
+
+
+def cure(
+    log: str, flags: str = "", gpus: int = 0, version: str | None = None, engine: str = "sglang"
+) -> tuple[str, ...]:
+    """The remedies for a log, as ``gpuguard explain`` gives them."""
+    reading = classify_text(log, engine, version)
+    resolved = resolve(engine, flags.split(), reading.evidence)
+    return remedies(reading, setup_of(resolved, reading, gpus))

@@ -3,298 +3,36 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from pytest_gpuguard.claims.observation import Decisive, LogReading, MemoryTable
+from pytest_gpuguard.claims.observation import LogReading
 from pytest_gpuguard.claims.resolved import LogEvidence
 from pytest_gpuguard.diagnose import classify_text
 from pytest_gpuguard.diagnose.allocation import allocation, size
-from pytest_gpuguard.diagnose.memory import complete
 from pytest_gpuguard.diagnose.remedies import Setup, remedies, setup_of
 from pytest_gpuguard.diagnose.resolved import resolve
-from pytest_gpuguard.diagnose.slack import Window, above, below, defaults, down, own_reserve_gib, up, window
+from pytest_gpuguard.diagnose.slack import Window, defaults, own_reserve_gib, window
 
-from .boot_logs import F7, FULL, KIMI, NO_ROOM, STAMP, arguments, dies, graph_capture, loaded, loading, tp
+from .boot_logs import (
+    F7,
+    FULL,
+    KIMI,
+    NO_ROOM,
+    STAMP,
+    arguments,
+    cure,
+    dies,
+    failed,
+    graph_capture,
+    loaded,
+    loading,
+    table,
+    tp,
+)
 from .laws import example, given, settings, st
-
-# ------------------------------------------------------------------------------------------------------------ the laws
-
-#: Every fraction that a remedy tells somebody to use.
-_NAMED = re.compile(
-    r"--mem-fraction-static (?:of at least |of at most |up to |between )?(-?\d+(?:\.\d+)?)(?: and (-?\d+(?:\.\d+)?))?"
-    r"|(-?\d+\.\d+),? (?:which )?gives"
-)
-
-
-def named(advice: tuple[str, ...]) -> list[float]:
-    found = [float(number) for text in advice for groups in _NAMED.findall(text) for number in groups if number]
-    return [one for one in found if one]
-
-
-def table(before: float, after: float, fraction: float | None, **more: Any) -> MemoryTable:
-    numbers = {"avail_before_gib": before, "avail_after_weights_gib": after, "mem_fraction_static": fraction}
-    return complete(MemoryTable(**{**numbers, **more}))
-
-
-def failed(outcome: str, memory: MemoryTable, text: str = NO_ROOM, engine: str = "sglang", **more: Any) -> LogReading:
-    return LogReading(outcome, "x", engine, decisive=Decisive(9, text), memory=memory, **more)
-
-
-befores = st.floats(2, 280).map(lambda one: round(one, 2))
-shares = st.floats(0.0, 1.0)
-fractions = st.floats(0.05, 0.99).map(lambda one: round(one, 4))
-chunks = st.sampled_from([None, 512, 2048, 4096, 8192, 16384])
-graphs = st.sampled_from([None, 1, 8, 80, 128, 256, 512])
-tps = st.sampled_from([None, 1, 2, 4, 8, 16])
-
-
-def hundredths(low: float, high: float) -> list[float]:
-    return [one / 100 for one in range(1, 100) if low <= one / 100 <= high]
-
-
-@given(befores, shares, fractions, chunks, graphs, tps)
-@example(94.0, 1 - 16.3 / 94, 0.7787, 8192, 128, 8)
-@example(94.0, 0.5, 0.84999, 8192, 128, 8)
-@example(20.0, 0.0, 0.99, None, None, None)
-@settings(max_examples=400)
-def test_a_window_for_the_pool_holds_weights_pool_and_the_rest(
-    before: float, share: float, fraction: float, chunk: int | None, graph_bs: int | None, tp: int | None
-) -> None:
-    """And where there is a fraction that does, it is named; where there is none, none is."""
-    after = round(before * (1 - share), 2)
-    memory = table(before, after, fraction)
-    advice = remedies(
-        failed("oom.kv_pool", memory), Setup("sglang", tp, chunked_prefill_size=chunk, cuda_graph_max_bs=graph_bs)
-    )
-    true_f_min = 1 - after / before
-    least = own_reserve_gib(2048, 8, tp or 1)
-    possible = hundredths(max(true_f_min, memory.f_min or 0) + 0.0021, 1 - least / before)
-    possible = [one for one in possible if one > fraction + 1e-9]
-    fractions = named(advice)
-    assert all(max(true_f_min, fraction) < one < 1 for one in fractions), advice
-    assert all(before * (1 - one) >= least - 1e-6 for one in fractions), advice
-    assert bool(fractions) >= bool(possible), (advice, possible)
-    assert advice
-
-
-@given(befores, shares, fractions, st.floats(1e-6, 40), graphs, st.sampled_from(["oom.graph_capture", "oom.runtime"]))
-@example(94.0, 0.8266, 0.85, 1e-6, 128, "oom.graph_capture")
-@settings(max_examples=400)
-def test_a_lower_fraction_frees_what_was_missing_and_leaves_a_pool(
-    before: float, share: float, fraction: float, short: float, graph_bs: int | None, outcome: str
-) -> None:
-    memory = table(before, round(before * (1 - share), 2), fraction)
-    text = FULL.format(f"{(short + 1) * 1024:.2f} MiB.", "1024.00 MiB")
-    missing = allocation(text).short_gib or 0.0
-    advice = remedies(failed(outcome, memory, text), Setup("sglang", 8, cuda_graph_max_bs=graph_bs))
-    f_min = memory.f_min or 0.0
-    fractions = named(advice)
-    if missing:
-        assert all(f_min < one < fraction for one in fractions), advice
-        assert all((fraction - one) * before >= missing - 1e-5 for one in fractions if one == max(fractions)), advice
-        possible = hundredths(f_min + 0.0021, fraction - missing / before - 1e-9)
-        assert bool(fractions) >= bool(possible), (advice, possible)
-        assert f"short by at least {size(missing)}" in advice[0]
-    assert all(re.fullmatch(r".*--cuda-graph-max-bs \d+", one) is None or graph_bs for one in advice)
-    smaller = [int(number) for one in advice for number in re.findall(r"--cuda-graph-max-bs (\d+)", one)]
-    assert all(0 < one < (graph_bs or 0) for one in smaller)
-
-
-@given(
-    st.sampled_from([1, 2, 4, 8]),
-    st.sampled_from([1, 2]),
-    st.sampled_from([0, 1, 2, 4, 8, 16]),
-    befores,
-    st.floats(0.01, 1.0),
-    st.floats(0, 1),
-    st.sampled_from(["sglang", "vllm", None]),
-)
-@settings(max_examples=300)
-def test_a_tp_size_that_is_named_holds_the_weights(
-    tp: int, pp: int, leased: int, room: float, loaded: float, free: float, engine: str | None
-) -> None:
-    text = FULL.format("672.00 MiB.", f"{free * 1024:.2f} MiB")
-    memory = MemoryTable(avail_before_gib=room)
-    known = allocation(text)
-    reading = replace(failed("oom.weights", memory, text, "sglang", loaded=loaded), engine=engine)
-    with_foreign = (known.total_gib or 0) - room > max(4.0, 0.1 * (known.total_gib or 0))
-    advice = remedies(reading, Setup(engine, tp, pp, leased=leased, loaded=loaded))
-    need = (room - (known.free_gib or 0)) / loaded if 0.1 <= loaded < 1 else None
-    sizes = [int(number) for one in advice for number in re.findall(r"--(?:tp|tensor-parallel)-size (\d+)", one)]
-    if with_foreign:
-        assert not sizes
-    for one in sizes:
-        assert one > tp
-        assert one % tp == 0
-        assert need is None or need <= room or need * tp / one < room
-        assert leased > tp * pp or need is not None
-        assert leased <= tp * pp or leased % (tp * pp) or one * pp == leased
-    assert all(("--tp-size" in one) <= (engine == "sglang") for one in advice)
-
-
-@given(befores, shares, fractions, st.integers(1, 10**7), st.integers(1, 10**7), chunks)
-@example(36.0, 0.9921875, 0.5, 127, 126, None)
-@settings(max_examples=300)
-def test_what_holds_more_tokens_is_a_fraction_that_holds_them(
-    before: float, share: float, fraction: float, asked: int, granted: int, chunk: int | None
-) -> None:
-    memory = table(before, round(before * (1 - share), 2), fraction)
-    memory = replace(memory, kv_gib=max(memory.rest_gib or 0, 0.1), kv_tokens=granted)
-    reading = LogReading("ready", "ready", "sglang", memory=memory, clipped=(asked, granted))
-    advice = remedies(reading, Setup("sglang", 8, chunked_prefill_size=chunk))
-    cell = (memory.kv_gib or 0) / granted
-    f_min = memory.f_min or 0.0
-    for one in named(advice):
-        assert max(f_min, fraction) < one < 1, advice
-        assert (one - f_min) * before >= asked * cell - 1e-4, advice
-        if "holds them" in advice[0]:
-            assert before * (1 - one) >= own_reserve_gib(chunk or 2048, 8, 8) - 1e-6
-    assert not advice or asked > granted
-
-
-@given(st.floats(0.1, 0.99), st.floats(8, 190), st.floats(0.01, 60))
-def test_a_utilization_that_is_named_gives_what_is_missing(current: float, total: float, short: float) -> None:
-    memory = MemoryTable(gpu_memory_utilization=current, total_gib=total, kv_gib=-short)
-    (text,) = remedies(failed("oom.kv_pool", memory, "No available memory for the cache blocks.", "vllm"), Setup())
-    found = re.search(r"of at least (\d\.\d+)", text)
-    assert (found is None) == ("no --gpu-memory-utilization helps" in text)
-    if found is not None:
-        assert current + short / total < float(found[1]) < 1
-
-
-numbers = st.none() | st.floats(-5, 300) | st.sampled_from([0.0, 1.0])
-
-
-@given(
-    st.sampled_from(["oom.weights", "oom.kv_pool", "oom.graph_capture", "oom.runtime", "ready", "unknown", "oom.host"]),
-    st.builds(
-        MemoryTable,
-        avail_before_gib=numbers,
-        avail_after_weights_gib=numbers,
-        mem_fraction_static=st.none() | st.floats(0, 1),
-        f_min=st.none() | st.floats(0, 1.2),
-        kv_tokens=st.none() | st.integers(0, 10**9),
-        kv_gib=numbers,
-        total_gib=numbers,
-        gpu_memory_utilization=st.none() | st.floats(0, 1),
-    ),
-    st.builds(
-        Setup,
-        engine=st.sampled_from(["sglang", "vllm", None]),
-        tp=tps,
-        ep=st.sampled_from([1, 8]),
-        chunked_prefill_size=chunks,
-        cuda_graph_max_bs=graphs,
-        leased=st.sampled_from([0, 3, 8]),
-        loaded=st.none() | st.floats(0, 1),
-    ),
-    st.sampled_from(["", NO_ROOM, FULL.format("2.00 GiB.", "0 bytes"), "Prefill out of memory."]),
-    st.none() | st.tuples(st.integers(0, 10**7), st.integers(-(10**7), 10**7)),
-    st.sampled_from([None, "sglang.batch_oom"]),
-)
-@settings(max_examples=500)
-def test_whatever_is_missing_or_odd_no_impossible_fraction_is_named(
-    outcome: str,
-    memory: MemoryTable,
-    setup: Setup,
-    text: str,
-    clipped: tuple[int, int] | None,
-    signature: str | None,
-) -> None:
-    memory = complete(memory)
-    reading = failed(outcome, memory, text, clipped=clipped, signature=signature)
-    advice = remedies(replace(reading, engine=setup.engine), setup)
-    assert all((memory.f_min or 0) < one < 1 for one in named(advice)), advice
-    assert all("None" not in one and "nan" not in one and "inf" not in one.split() for one in advice)
-    if outcome in ("unknown", "oom.host"):
-        assert advice == ()
-
-
-#: Whatever a float can be, and whole numbers that none can hold.
-anything = st.none() | st.floats() | st.sampled_from([5e-324, 1e308, -1e308, 10**400, -(10**400)])
-whole = st.none() | st.integers() | st.sampled_from([10**400, -(10**400)])
-whole_not_none = st.integers() | st.sampled_from([10**400, -(10**400)])
-
-
-@given(
-    st.sampled_from(["oom.weights", "oom.kv_pool", "oom.graph_capture", "oom.runtime", "ready", "infra.dirty_gpu"]),
-    st.builds(
-        MemoryTable,
-        **dict.fromkeys(
-            [
-                "avail_before_gib",
-                "avail_after_weights_gib",
-                "weights_gib",
-                "reserved_gib",
-                "rest_gib",
-                "kv_gib",
-                "graph_gib",
-                "free_gib",
-                "total_gib",
-            ],
-            anything,
-        ),
-        mem_fraction_static=anything | st.floats(0, 1),
-        f_min=anything | st.floats(0, 1),
-        gpu_memory_utilization=anything | st.floats(0, 1),
-        kv_tokens=whole,
-    ),
-    st.builds(
-        Setup,
-        engine=st.sampled_from(["sglang", "vllm", None]),
-        **dict.fromkeys(["tp", "chunked_prefill_size", "cuda_graph_max_bs", "max_total_tokens"], whole),
-        **dict.fromkeys(["pp", "ep", "replicas", "leased"], whole_not_none),
-        loaded=anything,
-        gpu_memory_utilization=anything,
-    ),
-    st.sampled_from(["", NO_ROOM, FULL.format("2.00 GiB.", "0 bytes"), "Prefill out of memory."]),
-    st.none() | st.tuples(whole_not_none, whole_not_none),
-    st.sampled_from([None, "sglang.batch_oom"]),
-)
-@example(
-    "ready",
-    MemoryTable(avail_before_gib=5e-324, f_min=0.0, kv_gib=1.0, kv_tokens=1),
-    Setup("sglang"),
-    "",
-    (10**7, 0),
-    None,
-)
-@settings(max_examples=300)
-def test_no_number_at_all_makes_it_raise_or_say_what_is_no_fraction(
-    outcome: str,
-    memory: MemoryTable,
-    setup: Setup,
-    text: str,
-    clipped: tuple[int, int] | None,
-    signature: str | None,
-) -> None:
-    reading = failed(outcome, memory, text, clipped=clipped, signature=signature)
-    advice = remedies(replace(reading, engine=setup.engine), setup)
-    assert all(0 < one < 1 for one in named(advice)), advice
-    assert all("None" not in one and "nan" not in one and "inf" not in one.split() for one in advice)
-
-
-@given(st.floats())
-def test_hundredths_of_any_number_are_numbers(fraction: float) -> None:
-    assert all(math.isfinite(rounded(fraction)) for rounded in (up, down, above, below))
-    if math.isnan(fraction):
-        assert up(fraction) > 1
-        assert down(fraction) < 0
-
-
-@given(st.floats(0, 1))
-@example(0.85)
-@example(0.29)
-def test_hundredths_are_found_on_the_right_side(fraction: float) -> None:
-    assert down(fraction) - 1e-7 <= fraction <= up(fraction) + 1e-7
-    assert below(fraction) < fraction < above(fraction) + 1e-7
-    assert math.isclose(above(fraction) - down(fraction), 0.01)
-
 
 # ------------------------------------------------------------------------------------------------ slack and allocation
 
@@ -388,15 +126,6 @@ def test_a_fragmented_gpu_lacks_nothing_that_can_be_named() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------- boots from logs
-
-
-def cure(
-    log: str, flags: str = "", gpus: int = 0, version: str | None = None, engine: str = "sglang"
-) -> tuple[str, ...]:
-    """The remedies for a log, as ``gpuguard explain`` gives them."""
-    reading = classify_text(log, engine, version)
-    resolved = resolve(engine, flags.split(), reading.evidence)
-    return remedies(reading, setup_of(resolved, reading, gpus))
 
 
 def test_an_expert_parallel_boot_without_room_for_the_pool_gets_its_window() -> None:
@@ -691,164 +420,6 @@ def test_tokens_that_were_cut_get_the_fraction_that_holds_them() -> None:
     assert remedies(replace(reading, clipped=None), Setup("sglang", 1)) == ()
     other = replace(memory, mem_fraction_static=0.9)
     assert remedies(replace(reading, memory=other), Setup("sglang", 1)) == ()
-
-
-# ----------------------------------------------------------------------------------------------------------------- vLLM
-
-CORE = "(EngineCore_DP0 pid=1310) "
-
-
-def vllm(text: str, kv: str = "", more: str = "") -> str:
-    lines = [
-        "INFO 01-02 03:04:01 [gpu_model_runner.py:2602] Starting to load model m...",
-        "INFO 01-02 03:04:09 [gpu_model_runner.py:2653] Model loading took 65.9651 GiB and 8.1 seconds",
-        *([f"INFO 01-02 03:04:12 [gpu_worker.py:298] Available KV cache memory: {kv} GiB"] if kv else []),
-        *([more] if more else []),
-        "ERROR 01-02 03:04:13 [core.py:708] EngineCore failed to start.",
-        "ERROR 01-02 03:04:13 [core.py:708] Traceback (most recent call last):",
-        'ERROR 01-02 03:04:13 [core.py:708]   File "/x/vllm/v1/engine/core.py", line 1, in __init__',
-        f"ERROR 01-02 03:04:13 [core.py:708] {text}",
-    ]
-    return "".join(f"{CORE}{line}\n" for line in lines)
-
-
-TOO_LONG = (
-    "ValueError: To serve at least one request with the models's max seq len (131072), (16.00 GiB KV cache is needed, "
-    "which is larger than the available KV cache memory (1.71 GiB). Based on the available memory, the estimated maximum "
-    "model length is 13984. Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when initializing the "
-    "engine."
-)
-TOTAL = "INFO 01-02 03:04:12 [worker.py:1] the current vLLM instance can use total_gpu_memory (79.11GiB) x gpu_memory_utilization (0.70) = 55.38GiB"
-
-
-def test_vllm_gets_the_length_that_fits_and_the_share_that_would_hold_the_one_asked_for() -> None:
-    assert cure(vllm(TOO_LONG, "1.71"), engine="vllm") == (
-        "--max-model-len 13984 or less",
-        "or a higher --gpu-memory-utilization: 14.3 GiB are missing",
-    )
-    assert cure(vllm(TOO_LONG, "1.71", TOTAL), engine="vllm")[1] == (
-        "or --gpu-memory-utilization of at least 0.89 (14.3 GiB are missing at 0.70)"
-    )
-    assert cure(vllm(TOO_LONG, "1.71", TOTAL.replace("0.70", "0.90")), engine="vllm")[1] == (
-        "or no --gpu-memory-utilization helps: 14.3 GiB more than at 0.90 is not on the card"
-    )
-
-
-def test_vllm_s_share_and_card_are_taken_from_wherever_they_are_said() -> None:
-    """0.70 + 14.29 / 79.11 is 0.881; the share may stand among the arguments, the card in torch's report."""
-    dumped = "INFO 01-02 03:04:00 [utils.py:326] non-default args: {'model': 'm', 'gpu_memory_utilization': 0.7}\n"
-    assert cure(dumped + vllm(TOO_LONG, "1.71"), engine="vllm")[1] == (
-        "or a higher --gpu-memory-utilization than 0.7: 14.3 GiB are missing"
-    )
-    assert cure(vllm(TOO_LONG, "1.71"), "--gpu-memory-utilization 0.6", engine="vllm")[1] == (
-        "or a higher --gpu-memory-utilization than 0.6: 14.3 GiB are missing"
-    )
-    card = TOTAL.replace(" x gpu_memory_utilization (0.70)", "")
-    assert cure(dumped + vllm(TOO_LONG, "1.71", card), engine="vllm")[1] == (
-        "or --gpu-memory-utilization of at least 0.89 (14.3 GiB are missing at 0.70)"
-    )
-    memory = MemoryTable(gpu_memory_utilization=None, total_gib=79.11)
-    reading = failed("oom.kv_pool", memory, TOO_LONG, "vllm")
-    reading = replace(reading, evidence=LogEvidence(dump=(("gpu_memory_utilization", "0.7"),), line=1))
-    found = setup_of(resolve("vllm", ["--gpu-memory-utilization", "0.6"], reading.evidence), reading)
-    assert found.gpu_memory_utilization == 0.7
-    assert "of at least 0.89 (14.3 GiB are missing at 0.70)" in remedies(reading, found)[1]
-    for odd in ("0.9.1", "nan", "inf", "-0.5", "1e400", "x", "7", "9" * 400):
-        found = setup_of(resolve("vllm", ["--gpu-memory-utilization", odd], LogEvidence()), failed("oom.kv_pool", memory, TOO_LONG, "vllm"))  # fmt: skip
-        assert (
-            "a higher --gpu-memory-utilization: 14.3 GiB"
-            in remedies(replace(reading, evidence=LogEvidence()), found)[1]
-        )
-
-
-OLD = (
-    "INFO 12-02 03:04:05 model_runner.py:1077] Loading model weights took 14.9888 GB\n"
-    "INFO 12-02 03:04:05 worker.py:232] Memory profiling results: total_gpu_memory=79.11GiB initial_memory_usage=15.37GiB "
-    "peak_torch_memory=16.19GiB memory_usage_post_profile=15.46GiB non_torch_memory=0.46GiB kv_cache_size=4.68GiB "
-    "gpu_memory_utilization=0.30\n"
-    "ERROR 12-02 03:04:05 engine.py:366] ValueError: The model's max seq len (131072) is larger than the maximum number of "
-    "tokens that can be stored in KV cache (38304). Try increasing `gpu_memory_utilization` or decreasing `max_model_len` "
-    "when initializing the engine.\n"
-)
-
-
-def test_an_older_vllm_s_numbers_tell_the_share_too() -> None:
-    """131,072 tokens at 4.68 GiB for 38,304 are 16.01 GiB: 11.33 more of 79.11 is 0.1433."""
-    reading = classify_text(OLD, "vllm")
-    assert (reading.memory.total_gib, reading.memory.kv_gib, reading.memory.gpu_memory_utilization) == (
-        79.11,
-        4.68,
-        0.3,
-    )
-    assert cure(OLD, engine="vllm") == (
-        "--max-model-len 38304 or less",
-        "or --gpu-memory-utilization of at least 0.45 (11.3 GiB are missing at 0.30)",
-    )
-    assert cure(OLD.replace("79.11", "23.69").replace("0.30", "0.90"), engine="vllm")[1] == (
-        "or no --gpu-memory-utilization helps: 11.3 GiB more than at 0.90 is not on the card"
-    )
-
-
-def test_a_profiling_run_that_fills_the_gpu_is_not_cured_by_a_lower_share() -> None:
-    said = FULL.format("2.32 GiB.", "1.05 GiB")
-    profiling = vllm(said).replace('core.py", line 1, in __init__', 'gpu_model_runner.py", line 1, in profile_run')
-    assert classify_text(profiling, "vllm").outcome == "oom.runtime"
-    assert cure(profiling, engine="vllm") == (
-        "the forward pass was short by at least 1.3 GiB: a smaller --max-num-batched-tokens or --max-num-seqs",
-    )
-    lower = ("the forward pass was short by at least 1.3 GiB: a lower --gpu-memory-utilization",)
-    for more in ({"memory": MemoryTable(kv_gib=5.0)}, {"memory": MemoryTable(kv_tokens=9)}, {"ready_line": True}, {"phase": "serving"}):  # fmt: skip
-        assert remedies(replace(failed("oom.runtime", MemoryTable(), said, "vllm"), **more), Setup("vllm")) == lower
-
-
-@pytest.mark.parametrize(
-    ("numbers", "advice"),
-    [
-        (
-            "10.2/23.64 GiB) on startup is less than desired GPU memory utilization (0.9, 21.28",
-            (
-                "10.2 of 23.64 GiB are free: something else holds 13.4 GiB",
-                "or --gpu-memory-utilization of at most 0.43",
-            ),
-        ),
-        (
-            "22.9/23.64 GiB) on startup is less than desired GPU memory utilization (0.98, 23.17",
-            ("22.9 of 23.64 GiB are free: --gpu-memory-utilization of at most 0.96",),
-        ),
-        (
-            "0.1/23.64 GiB) on startup is less than desired GPU memory utilization (0.9, 21.28",
-            ("0.1 of 23.64 GiB are free: something else holds 23.5 GiB",),
-        ),
-        ("0.0/0.0 GiB) on startup is less than desired GPU memory utilization (0.9, 21.28", ()),
-        ("none of it", ()),
-    ],
-)
-def test_a_gpu_that_is_not_free_is_told_with_the_share_that_would_do(numbers: str, advice: tuple[str, ...]) -> None:
-    text = f"ValueError: Free memory on device ({numbers} GiB). Decrease GPU memory utilization."
-    assert remedies(failed("infra.dirty_gpu", MemoryTable(), text, "vllm"), Setup("vllm")) == advice
-    device = text.replace("on device (", "on device cuda:0 (")
-    assert remedies(failed("infra.dirty_gpu", MemoryTable(), device, "vllm"), Setup("vllm")) == advice
-
-
-def test_vllm_without_any_room_is_told_what_is_missing() -> None:
-    said = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine."
-    assert cure(vllm(said, "-2.14"), engine="vllm") == ("a higher --gpu-memory-utilization: 2.1 GiB are missing",)
-    assert cure(vllm(said), engine="vllm") == ()
-
-
-def test_vllm_that_fills_the_gpu_itself_wants_a_lower_share_and_its_own_flags() -> None:
-    memory = MemoryTable()
-    said = FULL.format("2.00 GiB.", "1.00 GiB")
-    assert remedies(failed("oom.graph_capture", memory, said, "vllm"), Setup("vllm")) == (
-        "graph capture was short by at least 1.0 GiB: a smaller --max-num-seqs or fewer --cuda-graph-sizes",
-        "or a lower --gpu-memory-utilization",
-    )
-    assert remedies(failed("oom.kv_pool", memory, said, "vllm"), Setup("vllm")) == (
-        "the KV cache was short by at least 1.0 GiB: a lower --gpu-memory-utilization",
-    )
-    assert remedies(failed("oom.weights", memory, said, "vllm"), Setup("vllm", 2, leased=4)) == (
-        "2 GPUs are used, 4 are leased: --tensor-parallel-size 4",
-    )
 
 
 # ---------------------------------------------------------------------------------------------------- ranks and setup
