@@ -219,6 +219,8 @@ class BootPool:
     def _kernel_watch(self, uuids: Sequence[str]) -> KernelWatch:
         from .facts.xid_watch import XidWatch
 
+        if self._session.simulated:
+            return KernelWatch()  # this machine's driver knows nothing of these GPUs
         buses = {uuid: self._session.rig.gpu(uuid).bus_id for uuid in uuids}
         return KernelWatch(buses, events=XidWatch(uuids) if uuids else None)
 
@@ -238,7 +240,7 @@ class BootPool:
         from .lease.ports import PortsExhausted, lease_ports
         from .lease.slots import lease_slot
 
-        config = self._session.config
+        config, locks = self._session.config, self._session.gpu_locks
 
         def waiting(holders: Sequence[Any], seconds: float) -> None:
             if on_wait is not None:
@@ -250,9 +252,9 @@ class BootPool:
                 if spec.exclusive:  # the whole box, so that nobody else's traffic is measured
                     everything = [*candidates, *(gpu.uuid for gpu in self._session.rig.usable)]
                     wanted = list(dict.fromkeys(everything))
-                    gpus = lease_gpus(wanted, len(wanted), config.wait_s, waiting, test=test)
+                    gpus = lease_gpus(wanted, len(wanted), config.wait_s, waiting, test=test, directory=locks)
                 else:
-                    gpus = lease_gpus(candidates, spec.gpus, config.wait_s, waiting, test=test)
+                    gpus = lease_gpus(candidates, spec.gpus, config.wait_s, waiting, test=test, directory=locks)
                 held.append(gpus)
                 uuids = gpus.uuids[: spec.gpus]
             else:
@@ -285,7 +287,8 @@ class BootPool:
         from .lease.gpus import lease_gpus
 
         try:
-            gpus = lease_gpus(candidates, count, self._session.config.wait_s, test=test)
+            wait_s, locks = self._session.config.wait_s, self._session.gpu_locks
+            gpus = lease_gpus(candidates, count, wait_s, test=test, directory=locks)
         except (LeaseTimeout, LockDirError, UnsupportedPlatform) as error:
             raise LeaseFailed("infra.lease", _in_the_way(error)) from error
         with gpus:
@@ -309,15 +312,15 @@ class BootPool:
             return []
         from .lease.clean import wait_until_clean
 
-        config, nvml = self._session.config, self._session.nvml
+        config, devices = self._session.config, self._session.devices
         found = wait_until_clean(
-            lambda: {uuid: memory.used for uuid, memory in nvml.memory(uuids).items()},
+            lambda: {uuid: memory.used for uuid, memory in devices.memory(uuids).items()},
             uuids,
             config.baseline_bytes,
             config.reclaim_s,
             unknown_is_clean=True,
         )
-        processes = nvml.processes([uuid for uuid, _ in found]) if found else {}
+        processes = devices.processes([uuid for uuid, _ in found]) if found else {}
         return [describe_dirty(uuid, used, processes.get(uuid, [])) for uuid, used in found]
 
     def _majors(self, uuids: Sequence[str]) -> tuple[int, ...]:
@@ -325,4 +328,4 @@ class BootPool:
         return tuple(sorted({one[0] for one in found if one is not None}))
 
     def _used(self, uuids: Sequence[str]) -> int:
-        return sum(memory.used or 0 for memory in self._session.nvml.memory(uuids).values())
+        return sum(memory.used or 0 for memory in self._session.devices.memory(uuids).values())

@@ -9,12 +9,18 @@ import io
 import json
 import sys
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from . import __version__
-from .facts.choice import RIG_FORMS, RigChoice, parse_rig, parse_stack
+from .cli_fetch import fetch
+from .cli_predict import predict
+from .facts.choice import RIG_FORMS, SIMULATED, RigChoice, parse_rig, parse_stack
+
+if TYPE_CHECKING:
+    from .facts.gpu import Rig
+    from .facts.stack import Stack
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -26,18 +32,24 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal without "×" is no reason to fail
 
 
+main.add_command(fetch)
+main.add_command(predict)
+
+
 def _rig(context: click.Context, parameter: click.Parameter, text: str) -> RigChoice:
     try:
         choice = parse_rig(text)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
-    if choice.kind != "real":
-        raise click.BadParameter(f"{text}: {choice.kind} rigs are not available in this version")
+    if choice.kind == "replayed":
+        raise click.BadParameter(f"{text}: replayed rigs are not available in this version")
     return choice
 
 
 def _stacks(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> list[tuple[str, str]]:
     chosen: list[tuple[str, str]] = []
+    rig: RigChoice | None = context.params.get("rig")
+    simulated = rig is not None and rig.kind == "simulated"
     for text in texts:
         try:
             name, python = parse_stack(text)
@@ -45,21 +57,37 @@ def _stacks(context: click.Context, parameter: click.Parameter, texts: tuple[str
             raise click.BadParameter(str(error)) from None
         if python.startswith(("docker:", "podman:")):
             raise click.BadParameter(f"{text}: container stacks are not available in this version")
+        if python.startswith(SIMULATED) != simulated:
+            with_it = "a simulated stack, such as NAME=sim:sglang==0.5.7" if simulated else "a python"
+            raise click.BadParameter(f"{text}: this rig ({rig}) goes with {with_it}")
         if name in {one for one, _ in chosen}:
             raise click.BadParameter(f"{text}: there are two stacks called {name!r}")
         chosen.append((name, python))
+    if simulated and not chosen:
+        from .facts.simulated import default_stack
+
+        return [("simulated", default_stack())]
     return chosen or [("default", sys.executable)]
 
 
 @main.command()
-@click.option("--rig", default="auto", callback=_rig, metavar="RIG", help=f"The GPUs: {RIG_FORMS}.", show_default=True)
+@click.option(
+    "--rig",
+    default="auto",
+    callback=_rig,
+    is_eager=True,  # which stacks may be named depends on it
+    metavar="RIG",
+    help=f"The GPUs: {RIG_FORMS}.",
+    show_default=True,
+)
 @click.option(
     "--stack",
     "stacks",
     multiple=True,
     callback=_stacks,
     metavar="NAME=PYTHON",
-    help="The software under test; repeatable. Without it: the python that runs gpuguard.",
+    help="The software under test; repeatable. Without it: the python that runs gpuguard, or on a simulated rig the "
+    "newest release of SGLang.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with the keys of docs/facts.md.")
 def facts(rig: RigChoice, stacks: list[tuple[str, str]], as_json: bool) -> None:
@@ -67,14 +95,13 @@ def facts(rig: RigChoice, stacks: list[tuple[str, str]], as_json: bool) -> None:
 
     Exits 1 when the host is broken (driver mismatch, lost GPU, NVML that hangs), 2 when a stack cannot be asked.
     """
-    from .facts.nvml import query_rig
     from .facts.show import plain, print_rich, sheets
-    from .facts.stack import StackError, probe_stack
+    from .facts.simulated import SimulationError
+    from .facts.stack import StackError
 
-    found = query_rig()
     try:
-        probed = [probe_stack(name, python).with_driver(found.driver) for name, python in stacks]
-    except StackError as error:
+        found, probed = _asked(rig, stacks)
+    except (SimulationError, StackError) as error:
         raise click.UsageError(str(error)) from None
     if as_json:
         click.echo(json.dumps({"rig": found.to_dict(), "stacks": [one.to_dict() for one in probed]}, indent=1))
@@ -87,6 +114,18 @@ def facts(rig: RigChoice, stacks: list[tuple[str, str]], as_json: bool) -> None:
         for fault in found.faults:
             click.echo(f"host fault: {fault}", err=True)
         raise SystemExit(1)
+
+
+def _asked(rig: RigChoice, stacks: list[tuple[str, str]]) -> tuple[Rig, list[Stack]]:
+    """The rig and the stacks: asked of the machine, or simulated. Raises SimulationError, StackError."""
+    from .facts.nvml import query_rig
+    from .facts.simulated import simulated_rig, simulated_stack
+    from .facts.stack import probe_stack
+
+    if rig.kind == "simulated":
+        return simulated_rig(rig), [simulated_stack(name, python) for name, python in stacks]
+    found = query_rig()
+    return found, [probe_stack(name, python).with_driver(found.driver) for name, python in stacks]
 
 
 def _signature_files(context: click.Context, parameter: click.Parameter, paths: tuple[str, ...]) -> Any:

@@ -5,22 +5,24 @@ The test's own code runs between ``boot`` and ``judge``; what it did comes in as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .boots import LeaseFailed, LiveBoot
 from .claims.claim import Claim, Serves
 from .claims.errors import ClaimError
 from .claims.expect import ExpectToks
-from .claims.needs import Unmet, check_needs, select_gpus
+from .claims.needs import NOT_NAMED, Unmet, check_needs, select_gpus
 from .claims.observation import Decisive, Observation
 from .claims.outcome import ARGS_REMOVED
+from .claims.rehearsal import SIMULATED, as_rehearsed
 from .claims.verdict import Body, Judgement, judge_claim
 from .diagnose.redact import without_secrets
 from .engines.base import BootSpec, Engine
+from .engines.portable import boot_flags
 from .engines.process import CommandNotStarted, LogNotWritable
 from .engines.sglang import headers
 from .facts.faults import HostFault
@@ -58,8 +60,11 @@ class Evaluation:
         self.live: list[LiveBoot] = []
         #: We stop its servers ourselves, while its code still runs: how they end says nothing.
         self.given_up = False
+        #: What ``portable=True`` exchanged, as "old -> new".
+        self.translated: tuple[str, ...] = ()
         self._model_of = model_of
         self._observed: list[Observation] = []
+        self._measured: list[Mapping[str, float]] = []  # of each boot in ``live``: known facts for its prediction
 
     # -------------------------------------------------------------------------------------------------------- needs
 
@@ -74,14 +79,15 @@ class Evaluation:
             found = check_needs(replace(needs, versions=()), self.session.rig, None, arch_of)
             if found:
                 return found
-        if self.claim.expectations and all(one.unmeasured for one in self.claim.expectations):
+        unmeasured = self.claim.expectations and all(one.unmeasured for one in self.claim.expectations)
+        if unmeasured and not self.session.simulated:  # a rehearsal shows at least whether its server comes up
             names = ", ".join(one.label for one in self.claim.expectations)
             return (Unmet("unmeasured", f"not measured yet: {names}"),)
         if self._needs_stack():
             try:
                 stack = self.stack
             except StackAbsent as error:
-                return (Unmet("stack", str(error)),)
+                return (Unmet(error.kind, str(error)),)
             except StackError:
                 return ()  # a stack that is there and cannot be asked is a fault, told in the call phase
         if needs.versions:
@@ -90,7 +96,7 @@ class Evaluation:
             rig = self.session.rig if any(one[0] == "driver" for one in needs.versions) else None
             found = check_needs(replace(needs, sms=(), archs=(), gpus=0, vram_bytes=0, link=None), rig, stack, arch_of)
             if found:
-                return found
+                return tuple(map(self._unstated, found))
         if serves is not None:
             return self.unmet_server(serves)
         return ()
@@ -101,12 +107,14 @@ class Evaluation:
         try:
             stack = self.stack
         except StackAbsent as error:
-            return (Unmet("stack", str(error)),)
+            return (Unmet(error.kind, str(error)),)
         except StackError:
             stack = None
         if stack is not None and stack.package(engine.package) is None and not self.ref.explicit:
             cure = "name one with --gpuguard-stack NAME=PYTHON"
             return (Unmet("stack", f"{self._called} has no {engine.package}: {cure}"),)
+        if serves.on_cpu and self.session.simulated:
+            return (Unmet(SIMULATED, "a simulated rig has no server on the CPU"),)
         count = 0 if serves.on_cpu else max(self.claim.gpus, serves.gpus)
         if count and self.rig_fault() is None:
             found = select_gpus(self.claim.needs, count, self.session.rig, arch_of).unmet
@@ -117,6 +125,13 @@ class Evaluation:
         except ModelMissing as error:
             return (Unmet("models", str(error)),)
         return ()
+
+    def _unstated(self, unmet: Unmet) -> Unmet:
+        """A simulated stack that does not name a version does not lack it: nobody said."""
+        needed, _, has = unmet.text.partition(", ")
+        if self.session.simulated and has in NOT_NAMED:
+            return replace(unmet, text=f"{needed}, which nobody said of this simulated stack or rig")
+        return unmet
 
     def _needs_stack(self) -> bool:
         kinds = {subject for subject, _, _ in self.claim.needs.versions}
@@ -263,6 +278,7 @@ class Evaluation:
                 return None
         live.touched = live.touched or alone
         self.live.append(live)
+        self._measured.append(serves.measured)
         return live
 
     def _prepare(self, serves: Serves, engine: Engine, stack: Stack) -> BootSpec | Observation:
@@ -272,10 +288,8 @@ class Evaluation:
             text: str | None = self.session.help_text(engine, stack)
         except FlagsUnknown:
             text = None  # the boot itself will show what is wrong with this stack
-        flags = serves.flags
-        if serves.layout is not None:
-            known = frozenset(word for word in (text or "").replace(",", " ").split() if word.startswith("--"))
-            flags = (*flags, *engine.layout_flags(serves.layout, flags, known))
+        flags, translated = boot_flags(serves, engine, text)
+        self.translated = tuple(dict.fromkeys([*self.translated, *translated]))
         spec = BootSpec(
             engine=engine.name,
             stack=self.ref.name,
@@ -287,6 +301,7 @@ class Evaluation:
             gpus=0 if serves.on_cpu else max(self.claim.gpus, serves.gpus),
             exclusive=self.claim.needs.exclusive and not serves.on_cpu,
             boot_timeout_s=serves.boot_timeout_s,
+            measured=tuple(sorted(serves.measured.items())) if self.session.simulated else (),
         )
         problems = engine.check_flags(flags, text) if text is not None else []
         if not problems:
@@ -302,6 +317,19 @@ class Evaluation:
             note="checked against this release's own --help, before any lease was taken",
             argv=without_secrets(flags),
         )
+
+    def translation(self) -> tuple[str, ...]:
+        """What ``portable=True`` exchanges here, told before any boot; empty when the stack cannot be asked."""
+        serves = self.claim.serves
+        if serves is None or not serves.portable or serves.engine not in DRIVEN:
+            return ()
+        engine = self.session.engine(serves.engine)
+        try:
+            if self.stack.package(engine.package) is None:
+                return ()
+            return boot_flags(serves, engine, self.session.help_text(engine, self.stack))[1]
+        except (StackAbsent, StackError, FlagsUnknown, ClaimError):
+            return ()  # told where the claim itself is evaluated
 
     @property
     def latest(self) -> Observation:
@@ -323,7 +351,7 @@ class Evaluation:
         """Take the samples that the claim's expectations ask for, from a server that is up."""
         from .measure.toks import measure_toks
 
-        if live.boot is None:
+        if live.boot is None or self.session.simulated:  # a simulated server has no speed that could be measured
             return
         samples = dict(live.observation.samples)
         for expectation in self.claim.expectations:
@@ -337,6 +365,15 @@ class Evaluation:
                         lambda: live.boot is not None and live.boot.alive,
                     )
         live.observation = replace(live.observation, samples=MappingProxyType(samples))
+
+    def forecast(self) -> dict[str, Any] | None:
+        """The prediction beside the last boot, as JSON data; None without a boot on real GPUs. Never raises."""
+        live = self.live[-1] if self.live else None
+        if live is None or self.session.simulated or not live.observation.gpus:
+            return None
+        from .forecast import forecast
+
+        return forecast(live, self.session.rig, self.version_of(live.spec.engine), self._measured[-1])
 
     # -------------------------------------------------------------------------------------------------------- judge
 
@@ -356,7 +393,13 @@ class Evaluation:
     def judge(self, body: Body) -> tuple[tuple[Judgement, ...], list[Observation]]:
         """The judgements of this claim, and what they rest on."""
         observations = self.observations(patient=body.kind in ("error", "assertion"))
-        return judge_claim(self.claim, observations, self.version_of, body), observations
+        judgements = judge_claim(self.claim, observations, self.version_of, body)
+        if self.session.simulated:
+            from .sim.unknown import unknown_in
+
+            unknown = [what for one in observations for what in unknown_in(one.log)]
+            judgements = as_rehearsed(self.claim, judgements, observations, list(dict.fromkeys(unknown)), body)
+        return judgements, observations
 
 
 def _as_if_well(rig: Rig, sms: Sequence[str]) -> Rig:

@@ -33,4 +33,9 @@ MARKS: Final = frozenset(
 #: Reasons of NOT_EVALUATED that a runner should have met, and that ``--gpuguard-require`` may insist on.
 REQUIRABLE: Final = ("gpus", "driver", "cuda", "package", "models", "stack")
 #: Reasons that belong to another card, another window or the budget: never a fault of this runner.
-NOT_REQUIRABLE: Final = ("sm", "arch", "vram", "link", "window", "budget", "unmeasured", "skip", "engine")
+NOT_REQUIRABLE: Final = ("sm", "arch", "vram", "link", "window", "budget", "unmeasured", "skip", "engine", "simulated")
+
+#: How a rig and a stack begin that are not there.
+SIMULATED: Final = "sim:"
+#: What results on a simulated rig are labelled, wherever they appear: they show what a suite does, not what is true.
+REHEARSED: Final = "REHEARSED"

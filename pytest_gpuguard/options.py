@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import pytest
 
 from .claims.units import parse_bytes, parse_duration
-from .names import NOT_REQUIRABLE, REQUIRABLE
+from .names import NOT_REQUIRABLE, REHEARSED, REQUIRABLE, SIMULATED
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +43,16 @@ class Config:
     reclaim_s: float
     signatures: tuple[str, ...] = ()
 
+    @property
+    def simulated(self) -> bool:
+        """Whether the rig is simulated."""
+        return self.rig.startswith(SIMULATED)
+
+    @property
+    def label(self) -> str | None:
+        """What every result of this run is labelled: REHEARSED on a simulated rig, else nothing."""
+        return REHEARSED if self.simulated else None
+
 
 @dataclass(frozen=True, slots=True)
 class _Option:
@@ -57,11 +67,11 @@ class _Option:
 
 
 _OPTIONS: Final = (
-    _Option("rig", "the GPUs: auto (NVML)", "auto", "RIG"),
+    _Option("rig", "the GPUs: auto (NVML), or simulated ones: sim:<card>:<n>, sim:<size>GiB:<n>", "auto", "RIG"),
     _Option(
         "stack",
         "the software under test: NAME=PYTHON, the python of the environment that the engine is installed in "
-        "(default: the python that runs pytest)",
+        "(default: the python that runs pytest); on a simulated rig NAME=sim:sglang==RELEASE",
         None,
         "NAME=PYTHON",
         "lines",
@@ -120,9 +130,10 @@ def read_config(config: pytest.Config) -> Config:
     values = {option.name: _value(config, option) for option in _OPTIONS}
     root = config.rootpath
     log_dir = values["log-dir"]
+    rig = _rig(values["rig"])
     return Config(
-        rig=_rig(values["rig"]),
-        stacks=_stacks(values["stack"] or []),
+        rig=rig,
+        stacks=_stacks(values["stack"] or [], rig),
         wait_s=_parsed("wait", values["wait"], lambda text: 0.0 if text in ("0", "0s") else _duration(text)),
         require=_choices("require", values["require"], REQUIRABLE, NOT_REQUIRABLE),
         fail_on=_choices("fail-on", values["fail-on"], FAIL_ON),
@@ -158,13 +169,37 @@ def _parsed(name: str, text: str, parse: Callable[[str], T]) -> T:
         raise pytest.UsageError(f"--gpuguard-{name}: {error}") from None
 
 
+def is_simulated(config: pytest.Config) -> bool:
+    """Whether this run's rig is simulated, by command line or ini: for a conftest that has a stack or models for it."""
+    return str(_value(config, _OPTIONS[0])).startswith(SIMULATED)
+
+
+def names_a_stack(config: pytest.Config) -> bool:
+    """Whether command line or ini names the stack, so that a conftest should not."""
+    return bool(_value(config, _OPTIONS[1]))
+
+
 def _rig(text: str) -> str:
     if text == "auto":
         return text
-    if text.startswith(("sim:", "replay:")):
-        kind = "simulated" if text.startswith("sim:") else "replayed"
-        raise pytest.UsageError(f"--gpuguard-rig {text}: {kind} rigs are not available in this version; use auto")
-    raise pytest.UsageError(f"--gpuguard-rig {text!r} is no rig: it takes auto (the GPUs that NVML reports)")
+    if text.startswith("replay:"):
+        raise pytest.UsageError(
+            f"--gpuguard-rig {text}: replayed rigs are not available in this version; use auto or sim:<card>:<n>"
+        )
+    if not text.startswith(SIMULATED):
+        raise pytest.UsageError(
+            f"--gpuguard-rig {text!r} is no rig: it takes auto (the GPUs that NVML reports) or sim:<card>:<n>, "
+            f"such as sim:rtx-pro-6000-server:8"
+        )
+    from .facts.choice import parse_rig
+    from .facts.simulated import simulated_rig
+
+    try:
+        choice = parse_rig(text)
+        simulated_rig(choice)
+    except ValueError as error:
+        raise pytest.UsageError(f"--gpuguard-rig {text}: {error}") from None
+    return str(choice)
 
 
 def _path(root: Path, text: str) -> str:
@@ -198,7 +233,7 @@ def _pairs(name: str, texts: list[str]) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def _stacks(texts: list[str]) -> tuple[tuple[str, str], ...]:
+def _stacks(texts: list[str], rig: str) -> tuple[tuple[str, str], ...]:
     found = []
     for text in texts:
         name, equals, reference = (part.strip() for part in text.partition("="))
@@ -208,10 +243,32 @@ def _stacks(texts: list[str]) -> tuple[tuple[str, str], ...]:
             )
         if reference.startswith(("docker:", "podman:")):
             raise pytest.UsageError(f"--gpuguard-stack {text}: container stacks are not available in this version")
+        if rig.startswith(SIMULATED) or reference.startswith(SIMULATED):
+            _check_simulated(text, name, reference, rig)
         found.append((name, os.path.expanduser(reference)))
     if len(found) > 1:
         raise pytest.UsageError("--gpuguard-stack: several stacks side by side are not available in this version")
     return tuple(found)
+
+
+def _check_simulated(text: str, name: str, reference: str, rig: str) -> None:
+    """A simulated stack goes with a simulated rig, and a real one with a real one."""
+    from .facts.simulated import STACK_FORM, simulated_stack
+
+    if not reference.startswith(SIMULATED):
+        raise pytest.UsageError(
+            f"--gpuguard-stack {text}: a simulated rig ({rig}) cannot run a real stack, there being no GPU for it: "
+            f"write {name}={STACK_FORM}, or leave it out for the newest release"
+        )
+    if not rig.startswith(SIMULATED):
+        raise pytest.UsageError(
+            f"--gpuguard-stack {text}: a simulated stack runs on a simulated rig only: "
+            f"add --gpuguard-rig sim:<card>:<n>"
+        )
+    try:
+        simulated_stack(name, reference)
+    except ValueError as error:
+        raise pytest.UsageError(f"--gpuguard-stack {error}") from None
 
 
 def _port_range(text: str) -> tuple[int, int]:

@@ -158,7 +158,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in ARCHITECTURES:
         config.addinivalue_line("markers", f"{name}: added to claims that need this architecture")
     settings = read_config(config)
-    for name, python in settings.stacks:
+    for name, python in () if settings.simulated else settings.stacks:
         if not os.access(python, os.X_OK) or Path(python).is_dir():
             state = "is not an executable file" if Path(python).exists() else "does not exist"
             raise pytest.UsageError(

@@ -22,7 +22,7 @@ from .claims.verdict import Body, Judgement, Verdict, worst
 from .collect import CLAIM, GATE
 from .engines.handle import PendingServer, ServerHandle
 from .evaluate import BootFailed, Evaluation
-from .report.payload import REPORT_KEY, payload
+from .report.payload import REPORT_KEY, labelled, payload, spoken
 from .report.progress import ProgressLine
 from .session import Session
 from .terms import XFAIL, body_of, drop_xfail, finish, one_line, skip
@@ -95,12 +95,12 @@ class Runner:
         if unmet:
             text = "; ".join(one.text for one in unmet)
             self._record_setup(item, Verdict.NOT_EVALUATED, "none", text, unmet[0].kind)
-            skip(item, f"NOT_EVALUATED: {text}")
+            skip(item, labelled(self.settings.label, f"NOT_EVALUATED: {text}"))
         fault = evaluation.fault() if evaluation.claim.serves is None else None
         if fault is not None:  # no boot will meet it: without this the body would run as if the needs were met
             outcome, words = fault
             self._record_setup(item, Verdict.INFRA, outcome, f"{outcome}: {words}")
-            pytest.fail(f"INFRA: {outcome}: {words}", pytrace=False)
+            pytest.fail(labelled(self.settings.label, f"INFRA: {outcome}: {words}"), pytrace=False)
 
     def _record_setup(
         self, item: pytest.Item, verdict: Verdict, outcome: str, fact: str, reason: str | None = None
@@ -241,12 +241,22 @@ class Runner:
 
     def _record(self, item: pytest.Item, judgements: tuple[Judgement, ...], observations: list[Observation]) -> None:
         evaluation = self.evaluation(item)
-        data = payload(item.nodeid, evaluation.claim, evaluation.ref.name, judgements, observations)
+        data = payload(
+            item.nodeid,
+            evaluation.claim,
+            evaluation.ref.name,
+            judgements,
+            observations,
+            translated=evaluation.translated,
+            label=self.settings.label,
+            prediction=evaluation.forecast(),
+        )
         item.stash[PAYLOAD] = data
         item.user_properties[:] = [one for one in item.user_properties if not one[0].startswith("gpuguard_")]
-        for name in ("verdict", "outcome", "fact", "expectation", "reason", "stack", "phase", "log"):
+        for name in ("verdict", "label", "outcome", "fact", "expectation", "reason", "stack", "phase", "log"):
             if data.get(name):
-                item.user_properties.append((f"gpuguard_{name}", data[name]))
+                said = spoken(data) if name == "verdict" else data[name]
+                item.user_properties.append((f"gpuguard_{name}", said))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -264,7 +274,7 @@ class Runner:
             if claim is not None and claim.about.hearsay and report.failed and report.when == "setup":
                 path, line, _ = item.reportinfo()
                 report.outcome = "skipped"  # hearsay is never red, also where its set-up is broken
-                report.longrepr = (str(path), line or 0, f"{data['verdict']}: {data['fact']}")
+                report.longrepr = (str(path), line or 0, f"{spoken(data)}: {data['fact']}")
             setattr(report, REPORT_KEY, data)
             report.user_properties = list(item.user_properties)
         return report
@@ -321,6 +331,8 @@ class Runner:
             raise pytest.UsageError(
                 f"{item.nodeid}: gpus leases GPUs of its own; a claim with @serves has its server's"
             )
+        if self.session.simulated:
+            skip(item, "a simulated rig has no GPUs that a test's own code could use")
         if not claim.needs.any_gpu:
             raise pytest.UsageError(f"{item.nodeid}: the fixture gpus needs @needs_gpus(n) on the test")
         with evaluation.leased() as uuids:

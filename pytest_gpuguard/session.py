@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from .facts.nvml import NvmlChild
     from .facts.stack import Stack
     from .options import Config
+    from .sim.memory import SimulatedGpus
 
 #: Engines that this version drives. The others are declared and judged NOT_EVALUATED.
 DRIVEN: Final[Mapping[str, Callable[[tuple[SignatureFile, ...]], Engine]]] = {"sglang": SGLang}
@@ -35,7 +38,14 @@ _HELP_TIMEOUT_S: Final = 180.0
 
 
 class StackAbsent(LookupError):
-    """A stack that is not there; the message names the command that builds it, when one is known."""
+    """A stack that is not there; the message names the command that builds it, when one is known.
+
+    ``kind`` is what an unmet need of it is counted by.
+    """
+
+    def __init__(self, message: str, kind: str = "stack") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class FlagsUnknown(RuntimeError):
@@ -53,6 +63,8 @@ class Session:
         self._stacks: dict[str, Stack] = {}
         self._help: dict[str, str | FlagsUnknown] = {}
         self._pool: BootPool | None = None
+        self._simulated: SimulatedGpus | None = None
+        self._scratch: Path | None = None
         self._lock = threading.RLock()
 
     # -------------------------------------------------------------------------------------------------------- facts
@@ -62,9 +74,43 @@ class Session:
         """The GPUs that this run may use. Faults are on the rig, not raised."""
         from .facts.gpu import Rig
 
+        if self._rig is None and self.simulated:
+            from .facts.simulated import simulated_rig
+
+            self._rig = simulated_rig(self.config.rig)
         if self._rig is None:
             self._rig = Rig.from_dict(self._shared("rig", lambda: self.nvml.rig().to_dict()))
         return self._rig
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the rig is simulated: then NVML is never asked, and nothing that is found is a verification."""
+        return self.config.simulated
+
+    @property
+    def devices(self) -> NvmlChild | SimulatedGpus:
+        """Who is asked for memory and processes of the rig's GPUs."""
+        if not self.simulated:
+            return self.nvml
+        from .sim.memory import SimulatedGpus
+
+        if self._simulated is None:
+            self._simulated = SimulatedGpus(self.rig, self._private("memory"))
+        return self._simulated
+
+    @property
+    def gpu_locks(self) -> Path | None:
+        """The folder of the locks on GPUs: None for the host's own; a simulated rig's GPUs are this run's alone."""
+        return self._private("locks") if self.simulated else None
+
+    def _private(self, name: str) -> Path:
+        """A folder of this run: that of all xdist workers where there are some."""
+        with self._lock:
+            if self._share is None and self._scratch is None:
+                self._scratch = Path(tempfile.mkdtemp(prefix="gpuguard-sim-"))
+            folder = (self._share or self._scratch or Path()) / f"sim-{name}"
+            folder.mkdir(exist_ok=True)
+            return folder
 
     @property
     def nvml(self) -> NvmlChild:
@@ -80,6 +126,12 @@ class Session:
         """An engine that this version drives, which reads its log with the user's signatures too."""
         from .diagnose.signatures import read_signature_files
 
+        if self.simulated and name == "sglang":
+            from .sim.engine import SimulatedSGLang
+
+            return SimulatedSGLang(
+                self.config.rig, self._private("memory"), read_signature_files(self.config.signatures)
+            )
         return DRIVEN[name](read_signature_files(self.config.signatures))
 
     def missing_evidence(self) -> list[str]:
@@ -87,6 +139,8 @@ class Session:
         from .facts.faults import HostFault
         from .facts.kernel_log import kernel_log_denied
 
+        if self.simulated:
+            return []  # what this machine's kernel says concerns no simulated boot
         uuids = [gpu.uuid for gpu in self.rig.usable] if self.rig.kind == "real" else []
         lines, silent = [], []
         try:
@@ -112,16 +166,29 @@ class Session:
         return lines
 
     def default_stack(self) -> StackRef:
-        """The stack of the command line, else the python that runs pytest."""
+        """The stack of the command line, else the python that runs pytest; on a simulated rig the newest release."""
         if self.config.stacks:
             name, python = self.config.stacks[0]
             return StackRef(name, python)
+        if self.simulated:
+            from .facts.simulated import default_stack
+
+            return StackRef("simulated", default_stack())
         return StackRef("default", sys.executable, explicit=False)
 
     def stack(self, ref: StackRef) -> Stack:
         """The facts of a stack. Raises StackAbsent, or StackError when its python cannot be asked."""
-        from .facts.stack import Stack, probe_stack
+        from .facts.stack import Stack, StackError, probe_stack
 
+        if ref.simulated != self.simulated:
+            raise self._mismatch(ref)
+        if ref.simulated:
+            from .facts.simulated import STACK_FORM, SimulationError, simulated_stack
+
+            try:
+                return simulated_stack(ref.name, ref.python)
+            except SimulationError as error:
+                raise StackError(ref.name, str(error), f"Write {STACK_FORM}") from None
         if not Path(ref.python).exists():
             cure = f"; build it: {ref.build}" if ref.build else ""
             raise StackAbsent(f"stack {ref.name!r}: {ref.python} does not exist{cure}")
@@ -132,6 +199,12 @@ class Session:
             )
         return self._stacks[ref.python]
 
+    def _mismatch(self, ref: StackRef) -> StackAbsent:
+        if self.simulated:
+            said = f"stack {ref.name!r}: a simulated rig cannot run a real stack ({ref.python})"
+            return StackAbsent(said, "simulated")
+        return StackAbsent(f"stack {ref.name!r}: {ref.python} runs on a simulated rig only, and this one is real")
+
     def help_text(self, engine: Engine, stack: Stack) -> str:
         """The engine's ``--help`` in this stack, kept on disk for as long as the stack's packages stay the same.
 
@@ -139,6 +212,10 @@ class Session:
         """
         from .facts.stack import cache_dir
 
+        if stack.simulated:
+            from .sim.engine import stack_help
+
+            return stack_help(stack.python)
         stamps = _stamps(stack.python, engine.package)
         state = json.dumps([engine.name, stack.python, dict(stack.packages), stamps], sort_keys=True)
         key = hashlib.sha256(state.encode()).hexdigest()[:24]
@@ -201,6 +278,10 @@ class Session:
         if self._nvml is not None:
             self._nvml.close()
             self._nvml = None
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = None
+            self._simulated = None
         return problems
 
 

@@ -11,6 +11,7 @@ import pytest
 from .claims.claim import Claim
 from .claims.judgement import Body, Judgement, Verdict
 from .evaluate import BootFailed
+from .report.payload import labelled
 from .timeouts import ClaimTimeout
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def finish(
 ) -> None:
     """Turn the verdict that decides into pytest's terms: return, skip or fail."""
     verdict = judgement.verdict
-    text = f"{verdict}: {judgement.expectation}: {judgement.fact}"
+    text = labelled(settings.label, f"{verdict}: {judgement.expectation}: {judgement.fact}")
     if verdict is Verdict.HOLDS:
         return
     if claim.about.hearsay or verdict in (Verdict.NOT_EVALUATED, Verdict.UNSTATED):

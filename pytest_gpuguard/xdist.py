@@ -77,7 +77,9 @@ class Controller:
         for file in self._folder.glob("claims-*.json"):
             data = json.loads(file.read_text())
             if any(one["nodeid"] == report.nodeid for one in data["claims"]):
-                return lost_payload(report.nodeid, "the xdist worker that ran it crashed")
+                return lost_payload(
+                    report.nodeid, "the xdist worker that ran it crashed", _settings(self._config).label
+                )
         return None
 
     def pytest_unconfigure(self) -> None:

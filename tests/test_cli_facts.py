@@ -102,10 +102,12 @@ def test_a_broken_host_is_printed_plainly_and_exits_1(fake_rig: FakeRigFactory, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--rig", "sim:h200:8"], "simulated rigs are not available in this version"),
-        (["--rig", "replay:/tmp"], "replayed rigs are not available in this version"),
+        (["--rig", "replay:folder"], "replayed rigs are not available in this version"),
+        (["--rig", "sim:h2000:8"], "'h2000' is no card of the catalogue; did you mean h200"),
+        (["--rig", "sim:h200:8", "--stack", "a=python"], "this rig (sim:h200:8) goes with a simulated stack"),
+        (["--stack", "a=sim:sglang==0.5.7"], "this rig (auto) goes with a python"),
         (["--rig", "sim:h200"], "write auto, sim:<card>:<n>"),
-        (["--rig", "sim:h200:0"], "write auto, sim:<card>:<n>"),
+        (["--rig", "sim:h200:0"], "a rig with 0 GPUs cannot be simulated"),
         (["--rig", "replay:"], "or replay:DIR"),
         (["--rig", "real"], "'real' is no rig"),
         (["--stack", "python"], "'python' is no stack: write NAME=PYTHON"),
@@ -133,6 +135,19 @@ def test_an_output_that_cannot_show_every_letter_is_no_reason_to_fail(
     done = subprocess.run([*RUN, "facts"], capture_output=True, env=env, timeout=120)
     assert (done.returncode, done.stderr) == (0, b"")
     assert "rig: 1× NVIDIA RTX PRO 6000" in done.stdout.decode("latin-1")
+
+
+def test_a_simulated_rig_is_shown_with_its_links_and_a_simulated_stack(cached: dict[str, str]) -> None:
+    env = {**os.environ, **cached, "CUDA_VISIBLE_DEVICES": "0"}
+    done = gpuguard("facts", "--rig", "sim:h200:2", "--stack", "old=sim:sglang==0.5.7,cuda==12.9", env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("rig: simulated: 2× NVIDIA H200 (SM90, 140.4 GiB)")
+    assert "GPU-sim-h200-0001" in done.stdout
+    assert re.search(r"^ +0 +X +NV18$", done.stdout, re.MULTILINE)
+    assert "stack old: simulated: sglang 0.5.7, CUDA 12.9" in done.stdout
+    whole = json.loads(gpuguard("facts", "--rig", "sim:rtx-5090:1", "--json", env=env).stdout)
+    assert Rig.from_dict(whole["rig"]).kind == "simulated"
+    assert Stack.from_dict(whole["stacks"][0]).package("sglang")
 
 
 def test_the_version() -> None:

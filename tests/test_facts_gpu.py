@@ -30,7 +30,7 @@ def gpu(index: int, **changes: object) -> Gpu:
 def test_the_catalogue_and_the_cheap_table_agree() -> None:
     assert known_sms() == SM_ARCHITECTURES
     for card in cards().values():
-        assert card.sm in SM_ARCHITECTURES, card.slug
+        assert card.sm in SM_ARCHITECTURES or not card.name.startswith(("NVIDIA", "Tesla")), card.slug
         assert card.sources, card.slug
         assert (card.total_mib is None) == card.unified, card.slug
 

@@ -17,8 +17,11 @@ Run = Any
 PLAIN = "def test_plain(): ..."
 
 BAD = [
-    ("--gpuguard-rig", "sim:rtx-pro-6000-server:8", "simulated rigs are not available in this version; use auto"),
+    ("--gpuguard-rig", "sim:rtx-pro-6000:8", "is no card of the catalogue; did you mean rtx-pro-6000-"),
+    ("--gpuguard-rig", "sim:h200:0", "a rig with 0 GPUs cannot be simulated; n is 1 to 64"),
+    ("--gpuguard-rig", "sim:h200", "is no rig: write auto, sim:<card>:<n>"),
     ("--gpuguard-rig", "replay:folder", "replayed rigs are not available in this version; use auto"),
+    ("--gpuguard-stack", "new=sim:sglang==0.5.7", "a simulated stack runs on a simulated rig only"),
     ("--gpuguard-rig", "h200", "'h200' is no rig: it takes auto"),
     ("--gpuguard-stack", "/opt/new/bin/python", "write NAME=PYTHON, such as --gpuguard-stack new=/opt/new/bin/python"),
     ("--gpuguard-stack", "new=", "write NAME=PYTHON"),
@@ -95,6 +98,18 @@ def test_good_values_mean_what_they_say(pytester: pytest.Pytester) -> None:
     assert config.log_dir == pytester.path / "logs"
     assert dict(config.models) == {"a": "/models/a", "b": "/models/b"}
     assert (config.rig, config.stacks, config.strict, config.ports) == ("auto", (), False, (20000, 32767))
+
+
+def test_a_simulated_rig_of_the_ini_labels_the_run(pytester: pytest.Pytester) -> None:
+    from pytest_gpuguard.options import is_simulated, names_a_stack, read_config
+
+    pytester.makeini("[pytest]\ngpuguard_rig = sim:H200:2\n")
+    config = pytester.parseconfig()
+    settings = read_config(config)
+    assert (settings.rig, settings.simulated, settings.label) == ("sim:h200:2", True, "REHEARSED")
+    assert (is_simulated(config), names_a_stack(config)) == (True, False)
+    real = pytester.parseconfig("--gpuguard-rig=auto", "--gpuguard-stack=a=/bin/sh")
+    assert (is_simulated(real), names_a_stack(real), read_config(real).label) == (False, True, None)
 
 
 ONE = """

@@ -43,6 +43,8 @@ def test_sglang_s_own_reserve_is_its_formula() -> None:
     assert reserve * 1024 == 14080
     assert round(1 - reserve * 1024 / 97887, 3) == 0.856
     assert own_reserve_gib(1024, 0, 8) == own_reserve_gib(2048, 0, 8)
+    assert own_reserve_gib(8192, 256, 8, 8) == pytest.approx(own_reserve_gib(8192, 256, 8) + 256 * 8 * 3 / 1024)
+    assert own_reserve_gib(8192, 512, 8, 8) == pytest.approx(own_reserve_gib(8192, 512, 8) + 512 * 8 * 4.5 / 1024)
 
 
 @pytest.mark.parametrize(

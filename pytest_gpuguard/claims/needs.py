@@ -18,6 +18,13 @@ from .window import satisfies
 
 _LEVELS: Final = ("INTERNAL", "PIX", "PXB", "PHB", "NODE", "SYS")
 LINKS: Final = ("nvlink", "pcie", "pix")
+_ABSENT: Final[Mapping[str, str]] = {
+    "driver": "this rig has no NVIDIA driver",
+    "cuda": "this stack's torch has no CUDA",
+    "package": "this stack has none",
+}
+#: How an unmet need ends when there is no version at all: of a simulated stack that means that nobody said.
+NOT_NAMED: Final = frozenset(_ABSENT.values())
 
 
 class MemoryFacts(Protocol):
@@ -280,8 +287,8 @@ def _subject(subject: str, name: str) -> str:
 
 
 def _has(subject: str, name: str, found: str | None) -> str:
+    if found is None:
+        return _ABSENT.get(subject, _ABSENT["package"])
     if subject == "driver":
-        return f"this rig has {found}" if found else "this rig has no NVIDIA driver"
-    if subject == "cuda":
-        return f"this stack's torch has CUDA {found}" if found else "this stack's torch has no CUDA"
-    return f"this stack has {found}" if found else "this stack has none"
+        return f"this rig has {found}"
+    return f"this stack's torch has CUDA {found}" if subject == "cuda" else f"this stack has {found}"

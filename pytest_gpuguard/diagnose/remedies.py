@@ -63,9 +63,14 @@ def remedies(reading: LogReading, setup: Setup) -> tuple[str, ...]:
 # --------------------------------------------------------------------------------------------------------- the KV pool
 
 
-def _settings(setup: Setup, before: float) -> tuple[int, int, int]:
+def _settings(setup: Setup, before: float) -> tuple[int, int, int, int]:
     chunk, graph_bs = defaults(before, setup.tp or 1)
-    return setup.chunked_prefill_size or chunk, setup.cuda_graph_max_bs or graph_bs, setup.gpus or 1
+    return (
+        setup.chunked_prefill_size or chunk,
+        setup.cuda_graph_max_bs or graph_bs,
+        setup.gpus or 1,
+        setup.attention_replicas,
+    )
 
 
 def _pool(reading: LogReading, setup: Setup) -> list[str]:
@@ -76,14 +81,14 @@ def _pool(reading: LogReading, setup: Setup) -> list[str]:
         return []
     if before is None or before <= 0:
         return _at_least(f_min, fraction)
-    chunk, graph_bs, gpus = _settings(setup, before)
-    usual = window(before, f_min, chunk, graph_bs, gpus)
+    chunk, graph_bs, gpus, replicas = _settings(setup, before)
+    usual = window(before, f_min, chunk, graph_bs, gpus, replicas)
     better = usual.over(fraction)
     if not better.empty:
         return [_between(better, reading, before, f_min)]
     weights = f_min * before
     more = _more_gpus(weights, before, setup)
-    least = window(before, f_min, LEAST_CHUNK, LEAST_GRAPH, gpus, floor=False)
+    least = window(before, f_min, LEAST_CHUNK, LEAST_GRAPH, gpus, replicas, floor=False)
     better = least.over(fraction)
     if not better.empty:
         return [_with_less(better, usual, before, chunk, graph_bs, setup), *more]

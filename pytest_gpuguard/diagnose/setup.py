@@ -26,7 +26,8 @@ _SHARE: Final = re.compile(r"[01]?\.?\d{1,12}")
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One boot's setup. ``leased``: GPUs that the boot could have used; ``replicas``: copies of the model.
+    """One boot's setup. ``leased``: GPUs that the boot could have used; ``replicas``: copies of the model, while
+    ``attention_replicas`` share one copy of the experts (dp-attention).
 
     ``loaded`` is the share of the checkpoint that was loaded when the boot ended, 0 to 1. ``graph_flag`` is how the
     release spells the largest captured batch size. ``max_total_tokens`` is what the user limits the KV pool to,
@@ -38,6 +39,7 @@ class Setup:
     pp: int = 1
     ep: int = 1
     replicas: int = 1
+    attention_replicas: int = 1
     chunked_prefill_size: int | None = None
     cuda_graph_max_bs: int | None = None
     graph_flag: str = "--cuda-graph-max-bs"
@@ -66,7 +68,7 @@ class Setup:
                 if value is not None and not 0 < value <= 1:
                     wrong[one.name] = None
             elif isinstance(value, (int, float)) and not least <= value < _BEYOND:
-                wrong[one.name] = {"pp": 1, "ep": 1, "replicas": 1, "leased": 0}.get(one.name)
+                wrong[one.name] = {"pp": 1, "ep": 1, "replicas": 1, "attention_replicas": 1, "leased": 0}.get(one.name)
         return replace(self, **wrong) if wrong else self  # type: ignore[arg-type]
 
 
@@ -87,6 +89,7 @@ def setup_of(resolved: Resolved, reading: LogReading, leased: int = 0) -> Setup:
         pp=number("pp_size") or 1,
         ep=number("ep_size") or 1,
         replicas=1 if _shares_attention(resolved) else number("dp_size") or 1,
+        attention_replicas=(number("dp_size") or 1) if _shares_attention(resolved) else 1,
         chunked_prefill_size=number("chunked_prefill_size"),
         cuda_graph_max_bs=number("cuda_graph_max_bs"),
         graph_flag="--cuda-graph-max-bs-decode" if _splits_graphs(resolved, reading) else "--cuda-graph-max-bs",

@@ -23,13 +23,15 @@ _MOST: Final = 0.99
 _BEYOND: Final = 1e6
 
 
-def own_reserve_gib(chunk: int, graph_bs: int, gpus: int) -> float:
+def own_reserve_gib(chunk: int, graph_bs: int, gpus: int, replicas: int = 1) -> float:
     """What SGLang itself keeps free for graphs and activations, in GiB.
 
-    512 MiB + 1.5 MiB a token of a prefill chunk + 2 MiB a captured request + 1 GiB a group of eight GPUs
+    512 MiB + 1.5 MiB a token of a prefill chunk + 2 MiB a captured request + 1 GiB a group of eight GPUs, and with
+    ``replicas`` of attention (dp-attention) 3 MiB a captured request for each of them, 4.5 above 300 requests
     (sglang/srt/server_args.py, 0.5.3 and later).
     """
-    return (512 + max(chunk, LEAST_CHUNK) * 1.5 + graph_bs * 2 + gpus / 8 * 1024) / 1024
+    padding = graph_bs * replicas * (4.5 if graph_bs > 300 else 3) if replicas > 1 else 0
+    return (512 + max(chunk, LEAST_CHUNK) * 1.5 + graph_bs * 2 + gpus / 8 * 1024 + padding) / 1024
 
 
 def defaults(card_gib: float, tp: int) -> tuple[int, int]:
@@ -73,9 +75,11 @@ class Window:
         return f"between {self.low:.2f} and {self.high:.2f}"
 
 
-def window(before: float, f_min: float, chunk: int, graph_bs: int, gpus: int, floor: bool = True) -> Window:
+def window(
+    before: float, f_min: float, chunk: int, graph_bs: int, gpus: int, replicas: int = 1, floor: bool = True
+) -> Window:
     """The window for ``before`` GiB free before the weights; ``floor``: SGLang's least for large cards counts too."""
-    slack = own_reserve_gib(chunk, graph_bs, gpus)
+    slack = own_reserve_gib(chunk, graph_bs, gpus, replicas)
     if floor and before > _LARGE_GIB:
         slack = max(slack, _FLOOR_GIB)
     return Window(up(f_min + STEP), min(down(1 - slack / before), _MOST), slack)

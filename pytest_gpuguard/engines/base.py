@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..facts.lease import Lease, PortRange
     from .flags import FlagProblem
     from .log import LogReader
+    from .portable import Translation
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class BootSpec:
     """One server as declared: equal specs may share a boot. ``flags`` are verbatim, layout flags already added.
 
     ``exclusive``: every other GPU of the rig is kept idle meanwhile. ``boot_timeout_s`` does not make two servers
-    different.
+    different. ``measured`` are known facts that a rehearsal takes in place of rules; a real boot has none.
     """
 
     engine: str
@@ -36,6 +37,7 @@ class BootSpec:
     gpus: int = 0
     exclusive: bool = False
     boot_timeout_s: float = field(default=1200.0, compare=False)
+    measured: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,10 @@ class Engine(Protocol):
 
     def check_flags(self, flags: Sequence[str], help_text: str) -> list[FlagProblem]:
         """Flags that this release will refuse."""
+        ...
+
+    def translate(self, flags: Sequence[str], help_text: str) -> tuple[tuple[str, ...], tuple[Translation, ...]]:
+        """The flags in this release's words, and each change: only exact renames, only for ``portable=True``."""
         ...
 
     def command(self, spec: BootSpec, ports: PortRange) -> list[str]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..facts.lease import Lease, PortRange
     from .flags import FlagProblem
     from .log import LogReader
+    from .portable import Translation
 
 _INFO = ("/server_info", "/get_server_info")
 _MODEL = ("/model_info", "/get_model_info")
@@ -60,6 +61,13 @@ class SGLang:
         from .flags import check_flags, load_releases, parse_help
 
         return check_flags(flags, parse_help(help_text), load_releases())
+
+    def translate(self, flags: Sequence[str], help_text: str) -> tuple[tuple[str, ...], tuple[Translation, ...]]:
+        """Flags that were renamed between releases, in the words of this one."""
+        from .flags import parse_help
+        from .portable import translate
+
+        return translate(flags, parse_help(help_text))
 
     def command(self, spec: BootSpec, ports: PortRange) -> list[str]:
         """The user's argv verbatim, with model, host and port where it does not give them itself."""

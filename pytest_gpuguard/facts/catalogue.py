@@ -5,12 +5,12 @@ Never a source of facts about a real machine (a board of the same name may have 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
+
+from .tables import toml_table
 
 MIB = 1 << 20
 
@@ -19,34 +19,35 @@ MIB = 1 << 20
 class Card:
     """A card as recorded: ``total_mib`` is NVML's total, ``reserved_mib`` NVML v2's reserve (None: not recorded).
 
-    ``unified`` cards (GB10) have no memory of their own: NVML says NOT_SUPPORTED and ``total_mib`` is None.
+    ``unified`` cards (GB10) have no memory of their own: NVML says NOT_SUPPORTED and ``total_mib`` is None. ``sm`` is
+    None for a card that has no such number (AMD). ``topology`` are the rows of a full box's PCIe levels, ``nvlinks``
+    the links between any two of it, ``numa`` its GPUs' nodes, ``driver`` the driver that it had: empty, 0 or None
+    where nobody recorded them.
     """
 
     slug: str
     name: str
-    sm: str
+    sm: str | None
     total_mib: int | None
     reserved_mib: int | None
     nvlink: bool
     unified: bool
     power_limit_w: float | None
     sources: tuple[str, ...]
+    topology: tuple[tuple[str, ...], ...] = ()
+    nvlinks: int = 0
+    numa: tuple[int, ...] = ()
+    driver: str | None = None
 
     @property
-    def compute_capability(self) -> tuple[int, int]:
-        """``(12, 0)`` for SM120: the last digit is the minor number."""
-        return int(self.sm[:-1]), int(self.sm[-1])
+    def compute_capability(self) -> tuple[int, int] | None:
+        """``(12, 0)`` for SM120: the last digit is the minor number. None for a card without an SM number."""
+        return (int(self.sm[:-1]), int(self.sm[-1])) if self.sm else None
 
 
 @cache
 def _catalogue() -> Mapping[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
-    text = files(__package__).joinpath("catalogue.toml").read_text(encoding="utf-8")
-    parsed: Mapping[str, Any] = tomllib.loads(text)
-    return parsed
+    return toml_table("facts/catalogue.toml")
 
 
 def sm_architectures() -> dict[str, str]:
@@ -60,13 +61,17 @@ def cards() -> dict[str, Card]:
         slug: Card(
             slug=slug,
             name=data["name"],
-            sm=data["sm"],
+            sm=data.get("sm"),
             total_mib=data.get("total_mib"),
             reserved_mib=data.get("reserved_mib"),
             nvlink=data["nvlink"],
             unified=data.get("unified", False),
             power_limit_w=data.get("power_limit_w"),
             sources=tuple(data["sources"]),
+            topology=tuple(tuple(row.split()) for row in data.get("topology", ())),
+            nvlinks=data.get("nvlinks", 0),
+            numa=tuple(data.get("numa", ())),
+            driver=data.get("driver"),
         )
         for slug, data in _catalogue()["card"].items()
     }

@@ -27,7 +27,7 @@ def sheets(rig: Rig, stacks: Sequence[Stack]) -> Iterator[Sheet]:
     if rig.faults:
         rows = [row for fault in rig.faults for row in ((fault.outcome, fault.cause), ("cure", fault.cure))]
         yield Sheet("host fault", rows)
-    if len(rig.gpus) > 1 and rig.topology:
+    if len(rig.gpus) > 1 and (rig.topology or rig.nvlink):
         header = ["", *(str(gpu.index) for gpu in rig.gpus)]
         yield Sheet("links", [[str(gpu.index), *_links(rig, gpu)] for gpu in rig.gpus], header)
     for stack in stacks:

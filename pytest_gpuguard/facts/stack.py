@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from . import stack_cache
+from .choice import SIMULATED
 from .model import model_facts
 from .stack_cache import cache_dir
 from .stack_probe import canonical, redact_text
@@ -66,6 +67,11 @@ class Stack:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def simulated(self) -> bool:
+        """Whether nothing of it is installed: ``python`` is then what the user said of it."""
+        return self.python.startswith(SIMULATED)
+
+    @property
     def packages(self) -> Mapping[str, str]:
         """Every installed distribution: canonical name (PEP 503) → version."""
         packages: Mapping[str, str] = self.facts.get("packages", {})
@@ -108,6 +114,10 @@ class Stack:
 
     def describe(self) -> str:
         """One line, such as "sglang 0.5.23, torch 2.13.0+cpu (CPU), python 3.11.7"."""
+        if self.simulated:
+            named = [f"{name} {version}" for name, version in self.packages.items()]
+            named += [f"CUDA {self.torch_cuda}"] if self.torch_cuda else []
+            return f"simulated: {', '.join(named)}"
         parts = [f"{engine} {self.package(engine)}" for engine in ("sglang", "vllm") if self.package(engine)]
         if self.torch_version:
             torch = self.facts.get("torch") or {}

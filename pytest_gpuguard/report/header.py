@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def header(runner: Runner, items: Iterable[pytest.Item], verbosity: int, facts: bool = True) -> list[str]:
-    """Rig, every stack that a claim is about (unless without ``facts``), and with ``-v`` the resolved layouts."""
+    """Rig, every stack that a claim is about (unless without ``facts``); with ``-v`` layouts and translated flags."""
     if verbosity < 0:
         return []
     claims = [(item, item.stash[CLAIM]) for item in items if CLAIM in item.stash]
@@ -31,6 +31,10 @@ def header(runner: Runner, items: Iterable[pytest.Item], verbosity: int, facts: 
         lines += facts_lines(runner.session, list(dict.fromkeys(runner.ref_of(item) for item, _ in claims)))
     if verbosity > 0:
         lines += [text for item, claim in claims for text in layout_lines(item.nodeid.rpartition("::")[2], claim)]
+    if verbosity > 0 and facts:
+        for item, _ in claims:
+            changes = ", ".join(runner.evaluation(item).translation())
+            lines += [f"{item.nodeid.rpartition('::')[2]}: portable: {changes}"] if changes else []
     return lines
 
 
@@ -41,6 +45,12 @@ def facts_lines(session: Session, refs: Iterable[StackRef]) -> list[str]:
     except HostFault as fault:
         rig = f"host fault: {fault}"
     lines = [f"rig: {rig}"]
+    if session.config.label:
+        lines.insert(
+            0,
+            f"{session.config.label}: {session.config.rig} is simulated: what follows shows what these "
+            "claims do, and not what is true",
+        )
     for ref in refs:
         try:
             lines.append(f"stack {ref.name}: {session.stack(ref).describe()}")

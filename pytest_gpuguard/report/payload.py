@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ..claims.claim import Claim
@@ -14,16 +14,36 @@ from ..claims.verdict import Judgement, Verdict, worst
 REPORT_KEY: Final = "gpuguard"
 
 
-def lost_payload(nodeid: str, why: str) -> dict[str, Any]:
+def labelled(label: str | None, text: str) -> str:
+    """``REHEARSED HOLDS``: what is said of a verdict on a rig that is not real."""
+    return f"{label} {text}" if label else text
+
+
+def spoken(data: Mapping[str, Any]) -> str:
+    """A payload's verdict with its label: a rehearsal never looks like a verification."""
+    return labelled(data.get("label"), str(data["verdict"]))
+
+
+def lost_payload(nodeid: str, why: str, label: str | None = None) -> dict[str, Any]:
     """The payload of a claim whose verdict never arrived."""
     judgement = Judgement("claim", Verdict.INFRA, "infra.lost", why)
-    return payload(nodeid, Claim(Needs(), None, ()), "", [judgement], [])
+    return payload(nodeid, Claim(Needs(), None, ()), "", [judgement], [], label=label)
 
 
 def payload(
-    nodeid: str, claim: Claim, stack: str, judgements: Sequence[Judgement], observations: Sequence[Observation]
+    nodeid: str,
+    claim: Claim,
+    stack: str,
+    judgements: Sequence[Judgement],
+    observations: Sequence[Observation],
+    translated: Sequence[str] = (),
+    label: str | None = None,
+    prediction: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Verdict, outcome, decisive fact and evidence of one claim."""
+    """Verdict, outcome, decisive fact and evidence of one claim; ``translated`` is what a portable claim exchanged.
+
+    ``label`` is REHEARSED on a simulated rig; ``prediction`` stands beside what a boot on real GPUs measured.
+    """
     decides = worst(judgements)
     last = observations[-1] if observations else None
     return {
@@ -32,6 +52,7 @@ def payload(
         "title": claim.about.title,
         "stack": stack,
         "hearsay": claim.about.hearsay,
+        "label": label,
         "verdict": decides.verdict.value,
         "outcome": decides.outcome,
         "expectation": decides.expectation,
@@ -54,11 +75,13 @@ def payload(
             {"line": last.decisive.line, "text": last.decisive.text} if last is not None and last.decisive else None
         ),
         "memory": last.memory.as_dict() if last else None,
+        "prediction": dict(prediction) if prediction is not None else None,
         "remedies": list(last.remedies) if last else [],
         "resolved": last.resolved.as_dict() if last else None,
         "samples": {name: list(values) for name, values in last.samples.items()} if last else {},
         "elapsed_s": round(last.elapsed_s, 2) if last is not None and last.elapsed_s is not None else None,
         "log": last.log if last else None,
         "argv": list(last.argv) if last else [],
+        "translated": list(translated),
         "gpus": list(last.gpus) if last else [],
     }

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ..options import is_simulated
+
 if TYPE_CHECKING:
     from ..engines.boot import Progress
 
@@ -21,6 +23,7 @@ class ProgressLine:
         self._capture: Any = config.pluginmanager.get_plugin("capturemanager")
         self._on = reporter is not None and config.option.verbose >= 0 and not hasattr(config, "workerinput")
         self._live = self._on and bool(reporter.isatty)
+        self._rehearses = is_simulated(config)
         self._open = False
         self._phase: tuple[str, str] | None = None
 
@@ -32,7 +35,7 @@ class ProgressLine:
                 return
             if self._live:
                 self._rewrite(f"{_name(nodeid)}: {line(progress)}")
-            elif (nodeid, progress.phase) != self._phase:
+            elif (nodeid, progress.phase) != self._phase and not self._rehearses:  # its boots take a second
                 self._phase = (nodeid, progress.phase)
                 self._write(f"gpuguard: {_name(nodeid)}: {line(progress)}")
 

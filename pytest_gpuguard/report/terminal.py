@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from ..claims.resolved import Setting
 from ..claims.verdict import Verdict
-from .payload import REPORT_KEY
+from .payload import REPORT_KEY, labelled, spoken
 
 _COLOURS: Final = {
     Verdict.HOLDS: "green",
@@ -29,7 +29,7 @@ def status(report: Any, verbose: bool) -> tuple[str, str, tuple[str, dict[str, b
     if data is None:
         return None
     verdict = Verdict(data["verdict"])
-    word = verdict.value + (f" {data['fact']}" if verbose else "")
+    word = spoken(data) + (f" {data['fact']}" if verbose else "")
     if data["hearsay"] and not report.failed:
         return "hearsay", "h", (f"HEARSAY {word}", {"yellow": True})
     if verdict is Verdict.INFRA and report.failed:
@@ -44,6 +44,8 @@ def status(report: Any, verbose: bool) -> tuple[str, str, tuple[str, dict[str, b
         letters = {Verdict.UNSTATED: "u", Verdict.CHANGED: "c", Verdict.WORSE: "c", Verdict.BETTER: "c"}
         letter = letters.get(verdict, "s")
         return "skipped", letter, (word, {"yellow": True})
+    if data.get("label"):
+        return data["label"].lower(), "r", (word, {"green": True})
     return "passed", ".", (word, {"green": True})
 
 
@@ -95,7 +97,9 @@ class Summary:
             for one in others:
                 line = f"{'':<{words}}    {one['verdict']}: {one['expectation']}: {one['fact']}"
                 reporter.write_line(_fitted(reporter, line, 0, verbosity))
-            for said in _differences(data):
+            if verbosity > 0 and data.get("translated"):
+                reporter.write_line(f"{'':<{words}}    portable: {', '.join(data['translated'])}")
+            for said in [*_differences(data), *_prediction(data, verbosity)]:
                 reporter.write_line(_fitted(reporter, f"{'':<{words}}    {said}", 0, verbosity))
         reporter.write_line(counts(ordered))
         for reason, texts in self.missed().items():
@@ -110,6 +114,15 @@ def _differences(data: dict[str, Any]) -> list[str]:
     settings = (data.get("resolved") or {}).get("settings", ())
     said = [f"{one['name']}: {Setting(**one)}" for one in settings if one["differs"]]
     return [text for text in said if text not in data["fact"]]
+
+
+def _prediction(data: dict[str, Any], verbosity: int) -> tuple[str, ...]:
+    """What was predicted beside what was measured: with ``-v`` all of it, else what is beyond its error bar."""
+    if not data.get("prediction"):
+        return ()
+    from ..predict.beside import lines_of
+
+    return lines_of(data["prediction"], verbosity > 0)
 
 
 def counts(results: Iterable[dict[str, Any]]) -> str:
@@ -129,7 +142,8 @@ def counts(results: Iterable[dict[str, Any]]) -> str:
                 kinds.setdefault(reason, Counter())[fact] += number
             notes += [_reason(reason, facts) for reason, facts in kinds.items()]
         parts.append(f"{len(chosen)} {verdict.value}" + (f" ({'; '.join(notes)})" if notes else ""))
-    return f"gpuguard: {', '.join(parts)}"
+    labels = sorted({one["label"] for one in results if one.get("label")})
+    return f"gpuguard: {''.join(f'{label}: ' for label in labels)}{', '.join(parts)}"
 
 
 def _reason(reason: str, facts: Counter[str]) -> str:
@@ -147,11 +161,13 @@ def _fitted(reporter: Any, line: str, used: int, verbosity: int) -> str:
 
 
 def _word(data: dict[str, Any]) -> str:
-    return ("hearsay: " if data["hearsay"] else "") + str(data["verdict"])
+    return labelled(data.get("label"), ("hearsay: " if data["hearsay"] else "") + str(data["verdict"]))
 
 
 def _called(data: dict[str, Any]) -> str:
-    return str(data["nodeid"])
+    """The test, and the claim's own id where it has one."""
+    own = f" [{data['claim']}]" if data["claim"] != data["nodeid"] else ""
+    return f"{data['nodeid']}{own}"
 
 
 def _rank(data: dict[str, Any]) -> tuple[bool, int, str]:

@@ -151,6 +151,7 @@ def fake_rig(nvml_library: Path, tmp_path: Path) -> Iterator[FakeRigFactory]:
     ) -> FakeRig:
         rig = FakeRig(tmp_path / f"rig{len(made)}.bin", nvml_library)
         recorded = cards()[card]
+        assert recorded.sm is not None
         for index in range(n):
             standin.fill_gpu(
                 rig.shared.gpu[index],

@@ -1,0 +1,160 @@
+"""What the flags ask for, as numbers: the ones that memory depends on, in every spelling of any release.
+
+Pure. A value that cannot be meant (negative, no number) is a PredictError; an unknown flag is not ours to refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..claims.errors import ClaimError
+from ..claims.layout import Layout, flag_value, layout_from_flags
+from .values import PredictError
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The flags that memory depends on; None where a flag is not given."""
+
+    layout: Layout
+    fraction: float | None = None
+    context: int | None = None
+    chunk: int | None = None
+    prefill_tokens: int | None = None
+    graph_bs: int | None = None
+    graphs_off: bool = False
+    prefill_graphs: bool | None = None
+    prefill_graph_tokens: int | None = None
+    max_requests: int | None = None
+    max_tokens: int | None = None
+    kv_dtype: str = "auto"
+    page: int | None = None
+    window_ratio: float | None = None
+    state_ratio: float | None = None
+    state_slots: int | None = None
+    state_dtype: str | None = None
+    radix_off: bool = False
+    spec: str | None = None
+    draft_tokens: int | None = None
+    draft_model: str | None = None
+    a2a: str | None = None
+    runner: str = "auto"
+    attention: str | None = None
+    dense_tp: int | None = None
+    dp_head: bool = False
+    redundant: int = 0
+    quantization: str | None = None
+    role: str | None = None
+    language_only: bool = False
+    symmetric: bool = False
+    feature_pool: bool = False
+
+
+def settings_of(argv: Sequence[str], layout: Layout | None = None) -> Settings:
+    """Read the flags. Raises PredictError."""
+    try:
+        resolved = layout or layout_from_flags(argv)
+    except ClaimError as error:
+        raise PredictError(str(error)) from None
+    graphs = _whole(argv, 1, "--cuda-graph-max-bs", "--cuda-graph-max-bs-decode")
+    sizes = _list(argv, "--cuda-graph-bs", "--cuda-graph-bs-decode")
+    spec = _text(argv, "--speculative-algorithm", "--speculative-algo")
+    return Settings(
+        layout=resolved,
+        fraction=_share(argv, "--mem-fraction-static"),
+        context=_whole(argv, 1, "--context-length", "--max-model-len"),
+        chunk=_whole(argv, -1, "--chunked-prefill-size"),
+        prefill_tokens=_whole(argv, 1, "--max-prefill-tokens"),
+        graph_bs=max(sizes) if sizes else graphs,
+        graphs_off="--disable-cuda-graph" in argv,
+        prefill_graphs=_prefill_graphs(argv),
+        prefill_graph_tokens=_whole(argv, 1, "--piecewise-cuda-graph-max-tokens", "--cuda-graph-max-bs-prefill"),
+        max_requests=_whole(argv, 1, "--max-running-requests"),
+        max_tokens=_whole(argv, 1, "--max-total-tokens"),
+        kv_dtype=_text(argv, "--kv-cache-dtype") or "auto",
+        page=_whole(argv, 1, "--page-size"),
+        window_ratio=_share(argv, "--swa-full-tokens-ratio"),
+        state_ratio=_number(argv, 0, "--mamba-full-memory-ratio"),
+        state_slots=_whole(argv, 1, "--max-mamba-cache-size"),
+        state_dtype=_text(argv, "--mamba-ssm-dtype"),
+        radix_off="--disable-radix-cache" in argv,
+        spec=spec.upper() if spec is not None and spec.lower() != "none" else None,
+        draft_tokens=_whole(argv, 1, "--speculative-num-draft-tokens"),
+        draft_model=_text(argv, "--speculative-draft-model-path", "--speculative-draft-model"),
+        a2a=_a2a(argv),
+        runner=_text(argv, "--moe-runner-backend") or "auto",
+        attention=_text(argv, "--attention-backend"),
+        dense_tp=_whole(argv, 1, "--moe-dense-tp-size"),
+        dp_head="--enable-dp-lm-head" in argv,
+        redundant=_whole(argv, 0, "--ep-num-redundant-experts") or 0,
+        quantization=_text(argv, "--quantization", "-q"),
+        role=_text(argv, "--disaggregation-mode"),
+        language_only="--language-only" in argv or "--language-model-only" in argv,
+        symmetric="--enable-symm-mem" in argv,
+        feature_pool=_text(argv, "--mm-feature-transport") in ("cuda_ipc", "cuda_vmm"),
+    )
+
+
+def _text(argv: Sequence[str], *names: str) -> str | None:
+    value = flag_value(argv, names)
+    if value is None and any(word in names for word in argv):
+        raise PredictError(f"{next(word for word in argv if word in names)} needs a value")
+    return value
+
+
+def _number(argv: Sequence[str], least: float, *names: str) -> float | None:
+    value = _text(argv, *names)
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        raise PredictError(f"{names[0]} {value!r} is not a number") from None
+    if not least <= number < float("inf"):
+        raise PredictError(f"{names[0]} {value} is impossible: it is at least {least:g}")
+    return number
+
+
+def _whole(argv: Sequence[str], least: int, *names: str) -> int | None:
+    number = _number(argv, least, *names)
+    if number is None:
+        return None
+    if number != int(number):
+        raise PredictError(f"{names[0]} {number:g} is not a whole number")
+    return int(number)
+
+
+def _share(argv: Sequence[str], name: str) -> float | None:
+    number = _number(argv, 0, name)
+    if number is not None and not 0 < number <= 1:
+        raise PredictError(f"{name} {number:g} is impossible: it is a share, above 0 and at most 1")
+    return number
+
+
+def _list(argv: Sequence[str], *names: str) -> list[int]:
+    found: list[int] = []
+    for position, word in enumerate(argv):
+        if word.partition("=")[0] in names:
+            tail = [word.partition("=")[2]] if "=" in word else list(argv[position + 1 :])
+            for value in tail:
+                if not value.isdecimal():
+                    break
+                found.append(int(value))
+    return found
+
+
+def _prefill_graphs(argv: Sequence[str]) -> bool | None:
+    backend = flag_value(argv, ("--cuda-graph-backend-prefill",))
+    if "--disable-piecewise-cuda-graph" in argv or "--disable-prefill-cuda-graph" in argv or backend == "disabled":
+        return False
+    if "--enable-piecewise-cuda-graph" in argv or "--enforce-piecewise-cuda-graph" in argv or backend is not None:
+        return True
+    return None
+
+
+def _a2a(argv: Sequence[str]) -> str | None:
+    if "--enable-deepep-moe" in argv:
+        return "deepep"
+    value = _text(argv, "--moe-a2a-backend")
+    return value if value != "none" else None
