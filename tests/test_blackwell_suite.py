@@ -423,6 +423,15 @@ def test_the_rehearsal_shows_the_number_of_the_notes(rehearsal: Rehearsal) -> No
     assert "No supported CUDA architectures" in rehearsal.facts["F9"]
 
 
+def test_the_readme_shows_the_table_of_this_rehearsal() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^REHEARSED (hearsay: )?([A-Z_]+) +(test_\w+) \[([^\]]+)\] +(.*)$", text, re.MULTILINE)
+    hearsay = {one.id for one in CLAIMS if one.claim.about.hearsay}
+    assert {(own, verdict) for _, verdict, _, own, _ in rows} == {(own, told[0]) for own, told in REHEARSAL.items()}
+    assert {own for told, _, _, own, _ in rows if told} == hearsay
+    assert {(own, name) for _, _, name, own, _ in rows} == {(one.id, one.name.rpartition("::")[2]) for one in CLAIMS}
+
+
 def test_everything_that_was_rehearsed_says_so(rehearsal: Rehearsal) -> None:
     assert "REHEARSED" in rehearsal.out.splitlines()[-2] + rehearsal.out.splitlines()[-1]
 

@@ -15,7 +15,8 @@ CONTEXT_GIB: Final = 0.72
 _SMALL_GIB: Final = 40.0
 _SMALL_CONTEXT_GIB: Final = 0.5
 #: Buffers of the communicators for each further rank: over PCIe 0.2 GiB with eight ranks (two boots, 0.89 and 0.98
-#: GiB below torch's total), over NVLink 0.8 and 1.2 GiB with eight (H20, H200), 2.3 with four on B200 (multicast).
+#: GiB below torch's total), over NVLink 0.8 and 1.2 GiB with eight (H20, H200), 2.3 with four on B200 (multicast),
+#: over AMD's links 3.7 with eight (MI355X).
 _PCIE_GIB: Final = 0.03
 _NVLINK_GIB: Final = 0.14
 _MULTICAST_GIB: Final = 0.55
@@ -37,8 +38,8 @@ def available_before_gib(box: Box, ranks: int) -> float:
 
 
 def _each_gib(box: Box) -> float:
-    if box.sm is None:
-        return _XGMI_GIB if box.nvlink else _PCIE_GIB
+    if box.sm is None:  # large cards of AMD are joined all to all
+        return _XGMI_GIB if box.torch_gib > _SMALL_GIB else _PCIE_GIB
     if not box.nvlink:
         return _PCIE_GIB
     return _MULTICAST_GIB if box.sm in ("100", "103") else _NVLINK_GIB
