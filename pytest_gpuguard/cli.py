@@ -320,6 +320,8 @@ def judge(
     from .explain import judge_log
     from .logs import LogError, read
     from .report.explained import as_json as to_json
+    from .report.explained import label
+    from .report.payload import labelled
 
     known = _known(flags, server_info, gpus)
     try:
@@ -329,14 +331,15 @@ def judge(
         raise SystemExit(2) from None
     judgements = judge_log(one, expectations)
     if as_json:
-        said = [
+        found = [
             {"expectation": each.expectation, "verdict": each.verdict.value, "outcome": each.outcome, "fact": each.fact}
             for each in judgements
         ]
-        click.echo(json.dumps(to_json(one) | {"verdict": worst(judgements).verdict.value, "judgements": said}))
+        click.echo(json.dumps(to_json(one) | {"verdict": worst(judgements).verdict.value, "judgements": found}))
     else:
         for each in judgements:
-            click.echo(printable(f"{each.verdict}: {each.expectation}: {each.fact}"))
+            said = labelled(label(one), f"{each.verdict}: {each.expectation}: {each.fact}")
+            click.echo(printable(said))
             for line in each.details if each.verdict is not Verdict.HOLDS else ():
                 click.echo(f"  {printable(line)}")
     if any(each.verdict is not Verdict.HOLDS for each in judgements):

@@ -24,7 +24,7 @@ from .facts.models import (
 
 #: What a boot with ``--load-format dummy`` does without.
 WEIGHTS: Final = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx")
-_INSTALL: Final = "pip install 'pytest-gpuguard[fetch]'"
+_INSTALL: Final = "pip install huggingface_hub"
 _OFFLINE: Final = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _CAUSES: Final = {
     "RepositoryNotFoundError": "the hub has no such model, or it is private and HF_TOKEN may not see it",
@@ -101,14 +101,16 @@ def fetch(names: tuple[str, ...], file: Path | None, only_list: bool, without_we
 
 def _wanted(names: Sequence[str], file: Path | None) -> dict[str, str]:
     """Name → folder or hub id of what is asked for. Raises click.UsageError."""
-    given = [name for name in names if not is_hub_id(name)]
     known: Mapping[str, str] = {}
-    if file is not None or given or not names:
+    needed = file is not None or not names or not all(map(is_hub_id, names))
+    found_file = file or _find_file(needed)
+    if found_file is not None:
         try:
-            known = read_models(file or _find_file())
+            known = read_models(found_file)
         except ModelsFileError as error:
-            raise click.UsageError(str(error)) from None
-    unknown = [name for name in given if name not in known]
+            if needed:  # hub ids say by themselves what they are
+                raise click.UsageError(str(error)) from None
+    unknown = [name for name in names if name not in known and not is_hub_id(name)]
     if unknown:
         raise click.UsageError(f"{', '.join(unknown)}: not in the models.toml, which has {', '.join(sorted(known))}")
     found = {name: known.get(name, name) for name in names} or dict(known)
@@ -117,14 +119,16 @@ def _wanted(names: Sequence[str], file: Path | None) -> dict[str, str]:
     return found
 
 
-def _find_file() -> Path:
+def _find_file(needed: bool) -> Path | None:
     for pattern in _MODELS:
         found = sorted(Path.cwd().glob(pattern))
         if len(found) == 1:
             return found[0]
-        if found:
+        if found and needed:
             names = ", ".join(str(one.relative_to(Path.cwd())) for one in found)
             raise click.UsageError(f"several files name models ({names}): say which with --models FILE")
+    if not needed:
+        return None
     raise click.UsageError(
         f"no models.toml here ({' or '.join(_MODELS)}): say where with --models FILE, or give hub ids"
     )
@@ -145,7 +149,7 @@ def look(name: str, target: str, cache: Path, without_weights: bool = False) -> 
     absent, files = missing_weights(folder)
     if absent and not without_weights:
         return Entry(name, target, "incomplete", f"{absent} of {files} weight files are missing")
-    if not (files or without_weights or any(one for kind in WEIGHTS for one in folder.glob(kind))):
+    if not (files or without_weights or any(one.is_file() for kind in WEIGHTS for one in folder.glob(kind))):
         return Entry(name, target, "incomplete", "no weights")
     return Entry(name, target, "there", "", _bytes(folder))
 

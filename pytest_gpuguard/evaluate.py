@@ -15,10 +15,10 @@ from .boots import LeaseFailed, LiveBoot
 from .claims.claim import Claim, Serves
 from .claims.errors import ClaimError
 from .claims.expect import ExpectToks
-from .claims.needs import NOT_NAMED, Unmet, check_needs, select_gpus
+from .claims.needs import select_gpus
 from .claims.observation import Decisive, Observation
 from .claims.outcome import ARGS_REMOVED
-from .claims.rehearsal import SIMULATED, as_rehearsed
+from .claims.rehearsal import as_rehearsed
 from .claims.verdict import Body, Judgement, judge_claim
 from .diagnose.redact import without_secrets
 from .engines.base import BootSpec, Engine
@@ -27,17 +27,14 @@ from .engines.process import CommandNotStarted, LogNotWritable
 from .engines.sglang import headers
 from .facts.faults import HostFault
 from .facts.gpu import arch_of
-from .facts.models import ModelMissing, find_model
+from .facts.models import ModelMissing
 from .facts.stack import Stack, StackError
 from .session import DRIVEN, FlagsUnknown, Session, StackAbsent
+from .situation import ModelOf, Situation
 
 if TYPE_CHECKING:
     from .engines.boot import Progress
-    from .facts.gpu import Rig
     from .facts.stackref import StackRef
-
-#: Names a model's folder, or None when the name is not known to the asker.
-ModelOf = Callable[[str], "str | None"]
 
 
 class BootFailed(RuntimeError):
@@ -49,158 +46,19 @@ class BootFailed(RuntimeError):
         self.observation = observation
 
 
-class Evaluation:
+class Evaluation(Situation):
     """The evaluation of one claim (or of a test that boots servers itself). Collects every observation it makes."""
 
     def __init__(self, session: Session, claim: Claim, test: str, ref: StackRef, model_of: ModelOf) -> None:
-        self.session = session
-        self.claim = claim
+        super().__init__(session, claim, ref, model_of)
         self.test = test
-        self.ref = ref
         self.live: list[LiveBoot] = []
         #: We stop its servers ourselves, while its code still runs: how they end says nothing.
         self.given_up = False
         #: What ``portable=True`` exchanged, as "old -> new".
         self.translated: tuple[str, ...] = ()
-        self._model_of = model_of
         self._observed: list[Observation] = []
         self._measured: list[Mapping[str, float]] = []  # of each boot in ``live``: known facts for its prediction
-
-    # -------------------------------------------------------------------------------------------------------- needs
-
-    def unmet(self) -> tuple[Unmet, ...]:
-        """Why this claim cannot be evaluated here, cheapest reason first; empty when it can."""
-        needs = self.claim.needs
-        stack = None
-        serves = self.claim.serves
-        if serves is not None and serves.engine not in DRIVEN:
-            return (Unmet("engine", f"engine {serves.engine} is not driven by this version"),)
-        if needs.any_gpu and self.rig_fault() is None:
-            found = check_needs(replace(needs, versions=()), self.session.rig, None, arch_of)
-            if found:
-                return found
-        unmeasured = self.claim.expectations and all(one.unmeasured for one in self.claim.expectations)
-        if unmeasured and not self.session.simulated:  # a rehearsal shows at least whether its server comes up
-            names = ", ".join(one.label for one in self.claim.expectations)
-            return (Unmet("unmeasured", f"not measured yet: {names}"),)
-        if self._needs_stack():
-            try:
-                stack = self.stack
-            except StackAbsent as error:
-                return (Unmet(error.kind, str(error)),)
-            except StackError:
-                return ()  # a stack that is there and cannot be asked is a fault, told in the call phase
-        if needs.versions:
-            if self.rig_fault() is not None:
-                return ()
-            rig = self.session.rig if any(one[0] == "driver" for one in needs.versions) else None
-            found = check_needs(replace(needs, sms=(), archs=(), gpus=0, vram_bytes=0, link=None), rig, stack, arch_of)
-            if found:
-                return tuple(map(self._unstated, found))
-        if serves is not None:
-            return self.unmet_server(serves)
-        return ()
-
-    def unmet_server(self, serves: Serves) -> tuple[Unmet, ...]:
-        """Why this server cannot be booted here: the engine, GPUs or the model are not there."""
-        engine = self.session.engine(serves.engine)
-        try:
-            stack = self.stack
-        except StackAbsent as error:
-            return (Unmet(error.kind, str(error)),)
-        except StackError:
-            stack = None
-        if stack is not None and stack.package(engine.package) is None and not self.ref.explicit:
-            cure = "name one with --gpuguard-stack NAME=PYTHON"
-            return (Unmet("stack", f"{self._called} has no {engine.package}: {cure}"),)
-        if serves.on_cpu and self.session.simulated:
-            return (Unmet(SIMULATED, "a simulated rig has no server on the CPU"),)
-        count = 0 if serves.on_cpu else max(self.claim.gpus, serves.gpus)
-        if count and self.rig_fault() is None:
-            found = select_gpus(self.claim.needs, count, self.session.rig, arch_of).unmet
-            if found:
-                return found
-        try:
-            self.find_model(serves.model)
-        except ModelMissing as error:
-            return (Unmet("models", str(error)),)
-        return ()
-
-    def _unstated(self, unmet: Unmet) -> Unmet:
-        """A simulated stack that does not name a version does not lack it: nobody said."""
-        needed, _, has = unmet.text.partition(", ")
-        if self.session.simulated and has in NOT_NAMED:
-            return replace(unmet, text=f"{needed}, which nobody said of this simulated stack or rig")
-        return unmet
-
-    def _needs_stack(self) -> bool:
-        kinds = {subject for subject, _, _ in self.claim.needs.versions}
-        return self.claim.serves is not None or bool(kinds & {"cuda", "package"})
-
-    def rig_fault(self) -> HostFault | None:
-        """A fault of the host that keeps this claim from being evaluated; never a reason to skip it."""
-        if not self._concerns_rig():
-            return None
-        try:
-            rig = self.session.rig
-        except HostFault as fault:
-            return fault
-        whole = [fault for fault in rig.faults if fault.gpu is None]
-        if whole:
-            return whole[0]
-        count = max(self.claim.gpus, 1)
-        if rig.faults and select_gpus(self.claim.needs, count, rig, arch_of).unmet:
-            whole_rig = _as_if_well(rig, self.claim.needs.sms)
-            if not select_gpus(self.claim.needs, count, whole_rig, arch_of).unmet:
-                return rig.faults[0]
-        return None
-
-    def _concerns_rig(self) -> bool:
-        """Whether GPUs or their driver decide anything about this claim."""
-        claim = self.claim
-        asked = {subject for subject, _, _ in claim.needs.versions}
-        asked |= {name for one in claim.expectations if one.when for name, _ in one.when.terms}
-        return bool(claim.needs.any_gpu or claim.gpus or "driver" in asked)
-
-    def fault(self) -> tuple[str, str] | None:
-        """Outcome and words of what keeps the needs from being checked at all; a boot would find it by itself."""
-        fault = self.rig_fault()
-        if fault is not None:
-            return fault.outcome, f"{fault.cause}. {fault.cure}"
-        if self._needs_stack():
-            try:
-                self.session.stack(self.ref)
-            except (StackAbsent, StackError) as error:
-                return "infra.boot", str(error)
-        return None
-
-    # -------------------------------------------------------------------------------------------------------- facts
-
-    @property
-    def stack(self) -> Stack:
-        """The facts of the stack under test. Raises StackAbsent, StackError."""
-        return self.session.stack(self.ref)
-
-    @property
-    def _called(self) -> str:
-        return f"stack {self.ref.name!r} ({self.ref.python})"
-
-    def version_of(self, name: str) -> str | None:
-        """A version for windows: ``driver`` from the rig, ``cuda`` and packages from the stack."""
-        if name == "driver":
-            return self.session.rig.driver
-        try:
-            return self.stack.torch_cuda if name == "cuda" else self.stack.package(name)
-        except (StackAbsent, StackError):
-            return None
-
-    def find_model(self, name: str) -> str:
-        """What the engine is given for a model. Raises ModelMissing."""
-        names = dict(self.session.config.models)
-        named = self._model_of(name)
-        if named is not None:
-            names[name] = named
-        return find_model(name, names).argument
 
     # --------------------------------------------------------------------------------------------------------- boot
 
@@ -231,7 +89,7 @@ class Evaluation:
         try:
             stack = self.stack
             if stack.package(engine.package) is None:
-                note = f"{self._called} has no {engine.package}: install it there, or name another stack"
+                note = f"{self.called} has no {engine.package}: install it there, or name another stack"
                 self._without_boot(engine, "infra.boot", note=note)
                 return None
             prepared = self._prepare(serves, engine, stack)
@@ -400,12 +258,6 @@ class Evaluation:
             unknown = [what for one in observations for what in unknown_in(one.log)]
             judgements = as_rehearsed(self.claim, judgements, observations, list(dict.fromkeys(unknown)), body)
         return judgements, observations
-
-
-def _as_if_well(rig: Rig, sms: Sequence[str]) -> Rig:
-    """The rig as it would be without its faults; a lost GPU of unknown kind counts as one that was wanted."""
-    gpus = (replace(gpu, fault=None, sm=gpu.sm or (sms[0] if sms else "")) for gpu in rig.gpus)
-    return replace(rig, gpus=tuple(gpus))
 
 
 def share_key(serves: Serves, gpus: int, ref: StackRef) -> Hashable:

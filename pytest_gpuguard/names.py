@@ -39,3 +39,5 @@ NOT_REQUIRABLE: Final = ("sm", "arch", "vram", "link", "window", "budget", "unme
 SIMULATED: Final = "sim:"
 #: What results on a simulated rig are labelled, wherever they appear: they show what a suite does, not what is true.
 REHEARSED: Final = "REHEARSED"
+#: How the stand-in's own lines in its log begin; the first line is one.
+STAND_IN: Final = "gpuguard-sim: "

@@ -83,7 +83,9 @@ class Manager:
     def runner(self) -> Runner:
         """Runs claims; made, and registered for its hooks, when first asked for."""
         if self._runner is None:
-            from .run import BodyGate, Runner, worker_share
+            from .run import Runner
+            from .terms import BodyGate
+            from .xdist import worker_share
 
             self._runner = Runner(self.config, self.settings, worker_share(self.config))
             self.config.pluginmanager.register(self._runner, "gpuguard-runner")
@@ -167,6 +169,10 @@ def pytest_configure(config: pytest.Config) -> None:
             )
     manager = config.stash[MANAGER] = Manager(config, settings)
     config.pluginmanager.register(Verdicts(manager), "gpuguard-verdicts")
+    if settings.label is not None:
+        from .rehearsed import Rehearsed
+
+        config.pluginmanager.register(Rehearsed(settings), "gpuguard-rehearsed")
     # xdist registers its session after us, but has decided by now.
     if getattr(config.option, "dist", "no") != "no" and not hasattr(config, "workerinput"):
         from .xdist import Controller
@@ -226,8 +232,11 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
     """Rig and stack, before the first claim runs; with ``-v`` the layouts too. ``--collect-only`` asks nothing."""
     manager = config.stash[MANAGER]
     quiet = config.option.collectonly and config.option.verbose <= 0
-    if manager.collector is None or not manager.collector.claims or quiet:
+    if quiet:
         return []
+    if manager.collector is None or not manager.collector.claims:
+        rehearsed: Any = config.pluginmanager.get_plugin("gpuguard-rehearsed")
+        return rehearsed.notice(items) if rehearsed is not None and config.option.verbose >= 0 else []
     from .report.header import header
 
     return header(manager.runner, items, config.option.verbose, facts=not config.option.collectonly)

@@ -5,7 +5,6 @@ Judging happens while the call phase is still running, so that ``--pdb`` stops e
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator, Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +24,7 @@ from .evaluate import BootFailed, Evaluation
 from .report.payload import REPORT_KEY, labelled, payload, spoken
 from .report.progress import ProgressLine
 from .session import Session
-from .terms import XFAIL, body_of, drop_xfail, finish, one_line, skip
+from .terms import SKIP_BODY, XFAIL, body_of, drop_xfail, finish, skip, unjudged
 from .timeouts import TIMER, ClaimTimeout
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ T = TypeVar("T")
 
 EVALUATION: Final = pytest.StashKey[Evaluation]()
 PAYLOAD: Final = pytest.StashKey[dict[str, Any]]()
-SKIP_BODY: Final = pytest.StashKey[bool]()
 IN_CALL: Final = pytest.StashKey[bool]()
 #: Why a server that the body asked for cannot be booted here: what the test is then counted by.
 SKIPPED: Final = pytest.StashKey[str]()
@@ -283,16 +281,7 @@ class Runner:
         self, item: pytest.Item, claim: Claim, call: pytest.CallInfo[None], report: pytest.TestReport
     ) -> dict[str, Any]:
         """The payload of a claim that never reached the judge: a set-up error, a skip mark, an interrupt."""
-        said = one_line(call.excinfo.value) if call.excinfo is not None else "no reason given"
-        skipped = report.skipped
-        judgement = Judgement(
-            " / ".join(one.label for one in claim.expectations),
-            Verdict.NOT_EVALUATED if skipped else Verdict.INFRA,
-            "none" if skipped else "infra.test",
-            f"skipped in {report.when}: {said}" if skipped else f"error in {report.when}: {said}",
-            reason="skip" if skipped else None,
-        )
-        self._record(item, (judgement,), [])
+        self._record(item, (unjudged(claim, call, report),), [])
         return item.stash[PAYLOAD]
 
     # ----------------------------------------------------------------------------------------------------- teardown
@@ -353,18 +342,3 @@ class Runner:
     def close(self) -> list[str]:
         """Stop everything that is left."""
         return self.session.close()
-
-
-class BodyGate:
-    """Keeps a test's body from running when its server did not come up."""
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> object | None:
-        """Claim that the body was run."""
-        return True if pyfuncitem.stash.get(SKIP_BODY, False) else None
-
-
-def worker_share(config: pytest.Config) -> Path | None:
-    """The folder that an xdist worker shares facts through, or None outside xdist."""
-    given = getattr(config, "workerinput", {}).get("gpuguard_share")
-    return Path(os.fspath(given)) if given else None

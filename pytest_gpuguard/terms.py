@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 #: What pytest shows under "Captured …" for a claim.
 SECTION: Final = "gpuguard"
 
+#: Set while a claim's server is not there: its body must not run.
+SKIP_BODY: Final = pytest.StashKey[bool]()
+
 XFAIL: Final = "xfail was added to a claim: it would also pass on a set-up error or another cause"
 
 
@@ -83,3 +86,25 @@ def one_line(error: BaseException) -> str:
     named = text if isinstance(error, (AssertionError, pytest.fail.Exception, pytest.skip.Exception)) else ""
     text = named or f"{type(error).__name__}: {text}"
     return text if len(text) <= 200 else text[:199] + "…"
+
+
+def unjudged(claim: Claim, call: pytest.CallInfo[None], report: pytest.TestReport) -> Judgement:
+    """The judgement of a claim that never reached the judge: a set-up error, a skip mark, an interrupt."""
+    said = one_line(call.excinfo.value) if call.excinfo is not None else "no reason given"
+    skipped = report.skipped
+    return Judgement(
+        " / ".join(one.label for one in claim.expectations),
+        Verdict.NOT_EVALUATED if skipped else Verdict.INFRA,
+        "none" if skipped else "infra.test",
+        f"skipped in {report.when}: {said}" if skipped else f"error in {report.when}: {said}",
+        reason="skip" if skipped else None,
+    )
+
+
+class BodyGate:
+    """Keeps a test's body from running when its server did not come up."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> object | None:
+        """Claim that the body was run."""
+        return True if pyfuncitem.stash.get(SKIP_BODY, False) else None

@@ -6,6 +6,7 @@ Markers never reach the controller, so workers write what their claims need into
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from dataclasses import asdict
@@ -92,7 +93,6 @@ def write_claims(session: pytest.Session) -> None:
     from .collect import CLAIM
     from .plugin import runner_of
     from .report.header import layout_lines
-    from .run import worker_share
 
     folder = worker_share(session.config)
     if folder is None:
@@ -125,3 +125,9 @@ def _settings(config: pytest.Config) -> Any:
     from .plugin import MANAGER
 
     return config.stash[MANAGER].settings
+
+
+def worker_share(config: pytest.Config) -> Path | None:
+    """The folder that an xdist worker shares facts through, or None outside xdist."""
+    given = getattr(config, "workerinput", {}).get("gpuguard_share")
+    return Path(os.fspath(given)) if given else None

@@ -17,12 +17,14 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from pytest_gpuguard.claims.claim import About, Claim, Serves, build_claim
-from pytest_gpuguard.claims.expect import Compare, Expectation, ExpectToks, Fits, MaxMem, Ooms
+from pytest_gpuguard.claims.expect import Compare, Expectation, ExpectToks, Fails, Fits, MaxMem, Ooms, Unsupported
 from pytest_gpuguard.claims.markers import MARKERS
 from pytest_gpuguard.claims.needs import Needs
-from pytest_gpuguard.facts.catalogue import cards
+from pytest_gpuguard.claims.window import satisfies
+from pytest_gpuguard.facts.catalogue import Card, cards
 from pytest_gpuguard.facts.models import ModelMissing, find_model, read_models
 from pytest_gpuguard.predict import Box, Prediction, predict
 
@@ -88,11 +90,11 @@ def box(count: int = 8) -> Box:
     return Box(card.name, count, card.total_mib, card.reserved_mib, card.sm, card.nvlink)
 
 
-def predicted(one: Written, version: str = "0.5.9") -> Prediction:
+def predicted(one: Written, version: str = "0.5.9", on: Box | None = None) -> Prediction:
     serves = one.serves
     return predict(
         ARCHITECTURES / serves.model,
-        box(),
+        on or box(),
         engine=serves.engine,
         version=version,
         flags=serves.flags,
@@ -144,7 +146,7 @@ def test_what_takes_memory_is_pinned_and_a_fraction_is_left_out_only_where_it_is
         return
     default_fraction = {"F7", "F7.number", "F8.without-ep"}
     assert ("--mem-fraction-static" in flags) == (written.id not in default_fraction)
-    assert "--context-length" in flags
+    assert {"--context-length", "--chunked-prefill-size", "--max-running-requests"} <= set(flags)
     assert "--cuda-graph-max-bs" in flags or "--disable-cuda-graph" in flags
     assert written.serves.portable, "spellings drift"
 
@@ -208,6 +210,30 @@ def test_f8_has_a_window() -> None:
     assert predicted(named("F8.without-ep")).rest_gib == pytest.approx(1.0, abs=0.2)
 
 
+@pytest.mark.parametrize("release", ["0.5.9", "0.5.12", "0.5.15", "0.5.16", "0.5.18", "0.5.20", "0.5.23"])
+@pytest.mark.parametrize("one", [one for one in CLAIMS if one.serves.measured], ids=lambda one: one.id)
+def test_a_claim_about_the_pool_states_what_the_rules_of_every_release_say(one: Written, release: str) -> None:
+    found = predicted(one, release)
+    if not all(satisfies(release, window) for _, name, window in one.claim.needs.versions if name == "sglang"):
+        assert found.verdict == "rejected", "what a release refuses is what the claim leaves out"
+        return
+    stated = [each for each in one.claim.expectations if each.when is None or each.when.matches(lambda _: release)]
+    assert stated
+    for each in stated:
+        if isinstance(each, Fits):
+            assert found.verdict == "fits"
+            assert each.kv_tokens is None or each.kv_tokens.holds(found.kv_tokens or 0)
+        elif isinstance(each, Unsupported):
+            assert found.verdict == "rejected"
+            assert each.match is not None
+            assert re.search(each.match, found.rejections[0].text)
+        else:
+            assert found.verdict == "oom.kv_pool"
+        if isinstance(each, Fails):
+            assert each.match is not None
+            assert re.search(each.match, f"mem_fraction_static={found.mem_fraction_static}")
+
+
 def test_f5_is_about_four_gpus() -> None:
     found = predicted(named("F5"))
     assert (found.verdict, found.gpus_used) == ("oom.weights", 4)
@@ -267,6 +293,39 @@ def test_every_model_has_an_architecture_and_a_place_on_a_real_rig() -> None:
     assert drafts <= set(places.values()), "gpuguard fetch must know the drafts too"
 
 
+#: The first release with each of these architectures (classes in sglang/srt/models); the others are older than F9.
+BROUGHT_BY = {"kimi-k2.5": "0.5.9", "kimi-k2.6": "0.5.9", "glm-5.2-nvfp4": "0.5.9", "qwen3.6-27b": "0.5.9"}
+
+
+@each_claim
+def test_a_release_without_the_model_is_not_asked_about_it(written: Written) -> None:
+    needed = [SpecifierSet(wanted) for kind, name, wanted in written.claim.needs.versions if name == "sglang"]
+    first = BROUGHT_BY.get(written.serves.model)
+    if first is not None:
+        assert needed, "a claim about what a release does not have is red there, or rehearses nonsense"
+        assert not any(one.contains(older) for one in needed for older in ("0.5.7", "0.5.8"))
+
+
+@pytest.mark.parametrize(
+    ("one", "card"),
+    [
+        pytest.param(one, card, id=f"{one.id}-{card.slug}")
+        for one in CLAIMS
+        for card in cards().values()
+        if one.serves.engine == "sglang"
+        and any(isinstance(each, Fits) for each in one.claim.expectations)
+        and card.sm == "120"
+        and (card.total_mib or 0) * (1 << 20) >= one.claim.needs.vram_bytes
+    ],
+)
+def test_what_is_claimed_to_fit_does_on_every_card_that_its_needs_take(one: Written, card: Card) -> None:
+    assert card.total_mib is not None
+    rig = Box(card.name, one.claim.gpus, card.total_mib, card.reserved_mib, card.sm, nvlink=False)
+    # With what was measured on one card, the arithmetic is about that card.
+    if not one.serves.measured:
+        assert predicted(one, "0.5.12", rig).verdict == "fits"
+
+
 def test_k26_is_k25_by_architecture() -> None:
     k25, k26 = (json.loads((ARCHITECTURES / name / "config.json").read_text()) for name in ("kimi-k2.5", "kimi-k2.6"))
     assert k25 == k26
@@ -286,18 +345,18 @@ def hooks(monkeypatch: pytest.MonkeyPatch) -> Any:
     return state
 
 
-def item(file: str) -> Any:
-    return SimpleNamespace(path=SUITE / file)
+def item(name: str) -> Any:
+    return SimpleNamespace(name=name)
 
 
 def test_a_rehearsal_runs_the_releases_of_the_notes_unless_a_stack_is_given(hooks: Any) -> None:
     ask = hooks.module.pytest_gpuguard_stack
-    assert ask(item("test_layouts.py")) is None, "a real rig runs the command line's stack"
+    assert ask(item("test_tp8_fits")) is None, "a real rig runs the command line's stack"
     hooks.settings = settings(simulated=True)
-    assert ask(item("test_layouts.py")).python == "sim:sglang==0.5.9"
-    assert ask(item("test_allreduce.py")).python == "sim:sglang==0.5.7"
+    assert ask(item("test_tp8_fits")).python == "sim:sglang==0.5.9"
+    assert ask(item(named("F9").name.rpartition("::")[2])).python == "sim:sglang==0.5.7"
     hooks.settings = settings(simulated=True, stacks=(("new", "sim:sglang==0.5.20"),))
-    assert ask(item("test_layouts.py")) is None
+    assert ask(item("test_tp8_fits")) is None
 
 
 def test_a_rehearsal_reads_architectures_and_a_real_rig_the_models_toml_or_the_users_own(hooks: Any) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from pytest_gpuguard.claims.architectures import SM_ARCHITECTURES
 from pytest_gpuguard.claims.errors import ClaimError
 from pytest_gpuguard.claims.markers import needs_arch, needs_gpus, needs_package, needs_sm, needs_sm120, needs_sm121
-from pytest_gpuguard.claims.needs import Needs, Unmet, check_needs, select_gpus, vram_needs
+from pytest_gpuguard.claims.needs import Needs, Unmet, check_needs, count_sms, select_gpus, vram_needs
 from pytest_gpuguard.facts.gpu import Gpu, GpuMemory, Rig, arch_of
 from pytest_gpuguard.names import NOT_REQUIRABLE, REQUIRABLE
 from tests.laws import given, st
@@ -319,3 +320,10 @@ def test_a_family_and_its_own_architecture_merge() -> None:
 )
 def test_only_needs_about_gpus_need_a_gpu(needs: Needs, any_gpu: bool) -> None:
     assert needs.any_gpu is any_gpu
+
+
+def test_cards_whose_sm_nobody_said_are_told_so() -> None:
+    from types import SimpleNamespace
+
+    gpus: Any = [SimpleNamespace(sm=""), SimpleNamespace(sm=""), SimpleNamespace(sm="90")]
+    assert count_sms(gpus) == "2× unknown SM and 1× SM90"

@@ -38,8 +38,8 @@ def test_memory_and_arguments_are_judged_as_ever(verdict: Verdict) -> None:
 @pytest.mark.parametrize(
     ("expectation", "why"),
     [
-        (ExpectToks(minimum=5.0), "a simulated rig has no speed (its server: ready in 1 s, 4,096 KV tokens)"),
-        (Works(), "a simulated rig gives no answers worth checking (its server: ready in 1 s, 4,096 KV tokens)"),
+        (ExpectToks(minimum=5.0), "a simulated rig has no speed (its server: ready in 1 s, 4096 KV tokens)"),
+        (Works(), "a simulated rig gives no answers worth checking (its server: ready in 1 s, 4096 KV tokens)"),
     ],
 )
 def test_speed_and_answers_are_never_judged(expectation: object, why: str) -> None:

@@ -18,7 +18,7 @@ from .needs import need
 Capture = pytest.CaptureFixture[str]
 
 KEYS = "log engine engine_version outcome phase decisive why note signature memory fullest_rank ranks remedies resolved"
-KEYS += " consequences lines boots"
+KEYS += " consequences lines boots label"
 NUMBERS = (
     "avail_before_gib avail_after_weights_gib weights_gib mem_fraction_static reserved_gib rest_gib f_min kv_tokens"
 )

@@ -157,7 +157,7 @@ def test_without_huggingface_hub_the_pip_command_is_told(tmp_path: Path) -> None
     done = fetch(None, tmp_path / "cache", "org/small", PYTHONPATH=path)
     assert done.code == 2
     assert "huggingface_hub is not installed here" in done.err
-    assert "pip install 'pytest-gpuguard[fetch]'" in done.err
+    assert "pip install huggingface_hub" in done.err
     listed = fetch(None, tmp_path / "cache", "--list", "org/small", PYTHONPATH=path)
     assert (listed.code, listed.out) == (1, "org/small  missing     org/small\n")
 
@@ -174,6 +174,33 @@ def test_a_folder_is_looked_at_and_never_downloaded(tmp_path: Path) -> None:
     assert f"here  there       {here} (12 B)" in done.out
     assert f"gone  missing     {tmp_path}/gone: no such folder" in done.out
     assert fetch(None, tmp_path / "cache", "here", "--models", file).code == 0
+
+
+def test_a_part_of_a_model_is_no_model(tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "models--org--large" / "snapshots" / "abc"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+
+    def listed(*arguments: str) -> str:
+        return fetch(None, tmp_path / "cache", "--list", "org/large", *arguments).out
+
+    (folder / "model-00002-of-00003.safetensors").symlink_to("../../blobs/that-is-gone")
+    assert "incomplete  org/large: 3 of 3 weight files are missing" in listed()
+    (folder / "model-00001-of-00003.safetensors").write_bytes(b"x")
+    assert "incomplete  org/large: 2 of 3 weight files are missing" in listed()
+    assert "there       org/large" in listed("--without-weights")
+    for file in folder.glob("model-*"):
+        file.unlink()
+    (folder / "model.safetensors").symlink_to("../../blobs/that-is-gone")
+    assert "incomplete  org/large: no weights" in listed()
+
+
+def test_a_name_of_the_models_toml_may_look_like_a_hub_id(tmp_path: Path) -> None:
+    cache, file = tmp_path / "cache", tmp_path / "models.toml"
+    file.write_text(f'[models]\n"org/mine" = "{tmp_path}/mine"\n')
+    assert fetch(None, cache, "--list", "org/mine").out.startswith(f"org/mine  missing     {tmp_path}/mine: no such")
+    file.write_text("another = 'program'\n")
+    assert fetch(None, cache, "--list", "org/mine").out.startswith("org/mine  missing     org/mine")
 
 
 def test_the_models_toml_is_found_here_or_in_a_suite(tmp_path: Path) -> None:

@@ -145,6 +145,13 @@ def test_compressed_attention_takes_the_bytes_that_were_printed() -> None:
     assert found.kv_cell_bytes == pytest.approx(15955.85, abs=0.05)
     assert found.resolved["page_size"] == 256
     assert (found.kv_tokens or 0) % 256 == 0
+    # The engine sets that page, whatever is asked for.
+    assert served(COMPRESSED, "--tp-size 8 --page-size 64", "0.5.12", H200).resolved["page_size"] == 256
+
+
+def test_compressed_attention_keeps_its_rotary_table_in_two_forms_since_0_5_15() -> None:
+    before, after = (served(COMPRESSED, "--tp-size 8", version, H200).parts_gib for version in ("0.5.12", "0.5.15"))
+    assert after["rotary"] == pytest.approx(2 * before["rotary"], abs=0.002)
 
 
 def test_tokens_are_whole_pages_and_no_more_than_asked() -> None:

@@ -16,6 +16,7 @@ import pytest_gpuguard.predict as predict_package
 from pytest_gpuguard.predict import Box, PredictError, predict
 from tests.predict_models import DENSE, FP8_EXPERTS, H100, H200, HYBRID, LATENT, MI355X, RTX, SMALL, WINDOWED, changed
 
+DP8_FLAGS = ("--tp-size", "8", "--dp-size", "8", "--enable-dp-attention")
 DUAL = Box("h100", 2, 81559, 479, "90", True)
 
 
@@ -175,6 +176,18 @@ def test_a_backend_that_a_release_does_not_know_is_refused() -> None:
     assert "invalid choice: 'flashinfer'" in old.rejections[0].text
     other = predict(LATENT, RTX, version="0.5.9", flags=["--tp-size", "8", "--moe-a2a-backend", "flashinfer"])
     assert "only supported with flashinfer_cutlass" in other.rejections[0].text
+
+
+def test_the_expert_kernels_that_an_all_to_all_takes_are_those_of_the_release() -> None:
+    flags = [*DP8_FLAGS, "--moe-a2a-backend", "flashinfer", "--moe-runner-backend"]
+
+    def refused(version: str, runner: str) -> list[str]:
+        return [one.text for one in predict(LATENT, H200, version=version, flags=[*flags, runner]).rejections]
+
+    assert "only supported with flashinfer_cutlass moe runner" in refused("0.5.12", "flashinfer_cutedsl")[0]
+    assert not refused("0.5.13", "flashinfer_cutedsl")
+    assert "flashinfer_cutlass or flashinfer_cutedsl" in refused("0.5.13", "flashinfer_trtllm_routed")[0]
+    assert not refused("0.5.15", "flashinfer_trtllm_routed")
 
 
 def test_an_all_to_all_backend_makes_every_rank_hold_the_shared_experts_whole() -> None:

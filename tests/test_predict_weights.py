@@ -241,3 +241,48 @@ def test_linear_attention_may_be_listed_layer_by_layer() -> None:
     parts = walked(changed(DENSE, num_hidden_layers=4, linear_attn_config=told))
     assert parts["attention"] == 2048 * (2 * 16 * 128 + 2 * 4 * 128) * 2
     assert parts["linear attention"] > 0
+
+
+def test_a_model_with_a_dense_width_of_its_own_has_a_shared_expert() -> None:
+    model = changed(DENSE, num_local_experts=16, intermediate_size_mlp=16384, interleave_moe_layer_step=1)
+    parts = walked(model)
+    assert parts["experts"] == 16 * 16 * 3 * 2048 * 8192 * 2
+    assert parts["shared experts"] == 16 * 3 * 2048 * 8192 * 2
+    assert "dense MLP" not in parts
+
+
+@pytest.mark.parametrize(("version", "share"), [("0.5.7", 1), ("0.5.8", 4), ("0.5.23", 4)])
+def test_attention_replicas_share_the_embedding_among_their_own_ranks_since_0_5_8(version: str, share: int) -> None:
+    flags = ["--tp-size", "8", "--dp-size", "2", "--enable-dp-attention"]
+    parts = predict(changed(DENSE, num_key_value_heads=8), H100, version=version, flags=flags).parts_gib
+    assert parts["embedding"] == pytest.approx(32000 * 2048 * 2 / share / GIB, abs=0.001)
+
+
+def test_a_projector_that_merges_patches_is_split_over_the_ranks() -> None:
+    tower = {"depth": 2, "hidden_size": 1024, "intermediate_size": 4096, "out_hidden_size": 2048}
+    whole = walked(DENSE | {"vision_config": tower | {"merge_kernel_size": [2, 2]}}, vision=8)["vision"]
+    split = walked(DENSE | {"vision_config": tower | {"spatial_merge_size": 2}}, vision=8)["vision"]
+    assert whole - split == (4096 * 4096 + 4096 * 2048) * 2 * 7 / 8
+
+
+@pytest.mark.parametrize("told", [{"rope_local_base_freq": 1e4}, {"hidden_size_per_layer_input": 0}])
+def test_a_scaled_embedding_is_whole_on_every_rank(told: dict[str, Any]) -> None:
+    flags = ["--tp-size", "8"]
+    parts = predict(DENSE | told, H100, version="0.5.23", flags=flags).parts_gib
+    assert parts["embedding"] == pytest.approx(32000 * 2048 * 2 / GIB, abs=0.001)
+
+
+def test_inputs_of_each_layer_have_an_embedding_of_their_own() -> None:
+    model = DENSE | {"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 32000}
+    assert walked(model, embedding=8)["embedding"] - walked(DENSE, embedding=8)["embedding"] == 32000 * 16 * 256 * 2
+
+
+def test_windowed_layers_with_a_rotary_base_of_their_own_have_a_table_of_their_own() -> None:
+    kinds = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+    model = DENSE | {"rope_parameters": kinds, "global_head_dim": 512}
+    assert walked(model)["rotary"] == 8192 * (512 + 128) * 4
+
+
+def test_gated_linear_attention_gates_its_queries_unless_it_says_otherwise() -> None:
+    gated, plain = walked(HYBRID), walked(HYBRID | {"attn_output_gate": False})
+    assert gated["attention"] - plain["attention"] == 2 * 16 * 128 * 2048 * 2

@@ -169,7 +169,7 @@ def test_a_configuration_that_cannot_be_read_has_no_rule_and_no_traceback(tmp_pa
     (model / "config.json").write_text("[]")
     seen = boot(tmp_path, model, SMALL, "0.5.23")
     assert seen.code == 1
-    assert seen.log.startswith("gpuguard-sim: no rule for this boot: ")
+    assert seen.log.splitlines()[1].startswith("gpuguard-sim: no rule for this boot: ")
     assert "Traceback" not in seen.log
 
 

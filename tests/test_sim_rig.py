@@ -99,6 +99,23 @@ def test_every_recorded_box_is_square_and_symmetric() -> None:
             assert simulated_rig(f"sim:{card.slug}:2").gpus[1].memory.total == card.total_mib * MIB
 
 
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        ("0.9.9", "simulated: sglang 0.9.9 (newer than what is known: the flags and rules of 0.5.23 are used)"),
+        ("0.3.0", "simulated: sglang 0.3.0 (older than what is known: the flags of 0.4.6 are used)"),
+        ("0.5.24.dev1+gabc", "simulated: sglang 0.5.24.dev1+gabc (newer than what is known: *)"),
+        ("0.4.6.post1", "simulated: sglang 0.4.6.post1"),
+        ("0.5.8", "simulated: sglang 0.5.8"),
+        ("0.5.23", "simulated: sglang 0.5.23"),
+    ],
+)
+def test_a_release_that_nobody_read_is_told_before_anything_runs(version: str, said: str) -> None:
+    from fnmatch import fnmatchcase
+
+    assert fnmatchcase(simulated_stack("s", f"sim:sglang=={version}").describe(), said)
+
+
 def test_a_simulated_stack_is_what_was_said_of_it() -> None:
     stack = simulated_stack("old", "sim:sglang==0.5.7,cuda==12.9,flashinfer_python==0.5.3")
     assert stack.simulated

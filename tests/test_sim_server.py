@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -101,6 +102,35 @@ def test_generation_has_the_asked_length_says_what_it_is_and_never_changes(tmp_p
         )
         assert "sglang:generation_tokens_total" in client.get("/metrics").text
         assert "gen_throughput" not in client.get("/metrics").text
+
+
+WRONG = (
+    b"[]",
+    b"null",
+    b"3",
+    b'{"max_tokens": -5}',
+    b'{"max_tokens": "x"}',
+    b'{"max_tokens": NaN}',
+    b'{"max_tokens": 1e9}',
+)
+
+
+def test_a_wrong_request_or_a_client_that_goes_away_leaves_no_traceback(tmp_path: Path) -> None:
+    with served(tmp_path, "0.5.23", "--enable-metrics") as client:
+        assert [client.post("/v1/completions", content=one).status_code for one in WRONG] == [400] * len(WRONG)
+        generate = [one.replace(b"max_tokens", b"max_new_tokens") for one in WRONG[3:]]
+        for one in (*WRONG[:3], *(b'{"sampling_params": ' + each + b"}" for each in generate)):
+            assert client.post("/generate", content=one).status_code == 400
+        nothing = {"prompt": "a", "max_tokens": 0}
+        assert client.post("/v1/completions", json=nothing).json()["usage"]["completion_tokens"] == 0
+        assert "sglang:generation_tokens_total 0" in client.get("/metrics").text, "what was refused is not counted"
+        long = b'{"prompt": "a", "max_tokens": 30000, "stream": true}'
+        with socket.create_connection((client.base_url.host, client.base_url.port or 0)) as leaving:
+            leaving.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(long), long))
+            leaving.recv(10)
+        assert client.get("/health").status_code == 200
+        time.sleep(0.2)  # for the thread that still writes
+    assert "Traceback" not in (tmp_path / "server.log").read_text()
 
 
 def test_a_key_is_asked_for_where_one_was_given_and_is_told_to_nobody(tmp_path: Path) -> None:

@@ -231,11 +231,11 @@ def select_gpus(needs: Needs, count: int, rig: RigFacts | None, arch_of: Callabl
 
 
 def count_sms(gpus: Sequence[GpuFacts]) -> str:
-    """``8× SM90`` or ``4× SM90 and 2× SM120``."""
+    """``8× SM90`` or ``4× SM90 and 2× SM120``; a simulated card of a size alone is ``8× unknown SM``."""
     counts: dict[str, int] = {}
     for gpu in gpus:
         counts[gpu.sm] = counts.get(gpu.sm, 0) + 1
-    return " and ".join(f"{count}× SM{sm}" for sm, count in counts.items())
+    return " and ".join(f"{count}× {f'SM{sm}' if sm else 'unknown SM'}" for sm, count in counts.items())
 
 
 def _linked(link: str, uuids: Sequence[str], count: int, rig: RigFacts) -> tuple[str, ...] | None:

@@ -85,6 +85,8 @@ class LogReading:
     loaded: float | None = None
     #: What a person can do about this failure, where that is always the same.
     cure: str | None = None
+    #: The log is that of a simulated boot: it shows what a suite does, and not what is true.
+    simulated: bool = False
     evidence: LogEvidence = field(default_factory=LogEvidence)
 
 

@@ -63,4 +63,4 @@ def _happened(observations: Sequence[Observation]) -> str:
     if not last.ready:
         return f"its server: {decisive(last)}"
     tokens = last.memory.kv_tokens
-    return f"its server: {ready(last)}" + (f", {tokens:,} KV tokens" if tokens is not None else "")
+    return f"its server: {ready(last)}" + (f", {tokens} KV tokens" if tokens is not None else "")

@@ -13,6 +13,7 @@ from typing import Final
 
 from ..claims.observation import Decisive, LogReading
 from ..claims.outcome import READY, STARTING, UNKNOWN
+from ..names import STAND_IN
 from .blocks import HEADER, Block, Spoken, is_exception_line
 from .boot import Boot, Event, Progress, match_bar
 from .failures import Failures, matching
@@ -65,6 +66,7 @@ class Classifier:
         self._tracebacks = Tracebacks(self._boot, self._set.advice, self._ended)
         self._worker_rank: dict[str, str] = {}
         self._usage = False
+        self._simulated = False
         #: The failure counts only because nothing came after it.
         self._weak = False
         #: Arguments that were printed after the end of a boot: another one may begin.
@@ -175,6 +177,7 @@ class Classifier:
             fullest_rank=boot.store.fullest(),
             ranks=boot.store.each(),
             loaded=boot.loaded,
+            simulated=self._simulated,
             evidence=self._collector.evidence(),
         )
         if decisive is None or (boot.ready and not self._failures.fatal):
@@ -203,6 +206,8 @@ class Classifier:
             self._launched += 1
         elif peeled.source in self._worker_rank:
             peeled = replace(peeled, source=self._worker_rank[peeled.source])
+        if number == 1:
+            self._simulated = peeled.body.startswith(STAND_IN)
         self._whose.line(peeled)
         self._boot.one_by_one = self._whose.one_by_one
         self._collector.line(number, peeled)

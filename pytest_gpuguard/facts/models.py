@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+#: One file of several: ``model-00001-of-00096.safetensors``.
+_PART = re.compile(r"^(.+-)(\d{5})(-of-\d{5})(\.(?:safetensors|bin|gguf))$")
+_MOST = 10_000
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
 
 
@@ -70,13 +73,21 @@ def _snapshots(hub_id: str, cache: Path) -> Path:
 
 
 def missing_weights(folder: Path) -> tuple[int, int]:
-    """(files that are missing, files that there should be) by the folder's own index of weights; (0, 0) without one."""
+    """(files that are missing, files that there should be) by the folder's own index of weights, else by their names.
+
+    A download that broke before the index has ``model-00001-of-00096.safetensors``; (0, 0) where neither says anything.
+    """
     files: set[str] = set()
     for index in folder.glob("*.index.json"):
         try:
             files |= set(map(str, json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         except (OSError, ValueError, KeyError, AttributeError, TypeError):
             continue
+    for one in () if files else folder.iterdir():
+        part = _PART.match(one.name)
+        if part is not None:
+            before, number, many, after = part.groups()
+            files |= {f"{before}{at:0{len(number)}d}{many}{after}" for at in range(1, min(int(many[4:]), _MOST) + 1)}
     return sum(not (folder / name).is_file() for name in files), len(files)
 
 

@@ -90,6 +90,21 @@ def default_stack() -> str:
     return f"{SIMULATED}sglang=={json_table('facts/sglang_flags.json')['releases'][-1]}"
 
 
+def beyond_what_is_known(version: str | None) -> str | None:
+    """Which release's rules stand in for one that is newer or older than all that were read; None for one between."""
+    from packaging.version import Version
+
+    if version is None:
+        return None
+    first, *_, last = json_table("facts/sglang_flags.json")["releases"]
+    release = Version(Version(version).base_version)
+    if release > Version(last):
+        return f"newer than what is known: the flags and rules of {last} are used"
+    if release < Version(first):
+        return f"older than what is known: the flags of {first} are used"
+    return None
+
+
 def _card(slug: str, count: int) -> Card:
     size = _SIZE.fullmatch(slug)
     if size is not None:

@@ -117,7 +117,10 @@ class Stack:
         if self.simulated:
             named = [f"{name} {version}" for name, version in self.packages.items()]
             named += [f"CUDA {self.torch_cuda}"] if self.torch_cuda else []
-            return f"simulated: {', '.join(named)}"
+            from .simulated import beyond_what_is_known
+
+            beyond = beyond_what_is_known(self.package("sglang"))
+            return f"simulated: {', '.join(named)}" + (f" ({beyond})" if beyond else "")
         parts = [f"{engine} {self.package(engine)}" for engine in ("sglang", "vllm") if self.package(engine)]
         if self.torch_version:
             torch = self.facts.get("torch") or {}

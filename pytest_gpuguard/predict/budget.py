@@ -227,6 +227,13 @@ def _notes(
         notes.append(
             f"what the driver keeps of {facts.box.name} is not recorded: {reserve_mib(facts.box):.0f} MiB assumed"
         )
+    if facts.box.size_only:
+        notes.append(f"{facts.box.name} is only a size: a card of NVIDIA's without links is assumed")
+    if resolved.context > facts.shape.context and not env.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"):
+        notes.append(
+            f"the context of {resolved.context} is longer than the model's own {facts.shape.context}: what its rotary "
+            "scaling does not cover is refused without SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
+        )
     if env.get("SGLANG_PP_LAYER_PARTITION"):
         notes.append("SGLANG_PP_LAYER_PARTITION is not followed: the engine's own partition is counted")
     return tuple(notes)

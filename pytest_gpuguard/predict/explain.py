@@ -33,7 +33,7 @@ def explanation_of(found: Prediction, facts: Facts, budget: Budget | None) -> st
                 f"In SGLang EP subdivides TP: for {layout.tp * layout.ep} GPUs write TP{layout.tp * layout.ep} "
                 f"EP{layout.ep}."
             )
-        return " ".join(parts)
+        return " ".join(part for part in parts if part)
     assert budget is not None
     parts.append(_weights(found))
     parts.append(_free(found, facts))
@@ -44,12 +44,12 @@ def explanation_of(found: Prediction, facts: Facts, budget: Budget | None) -> st
         )
         parts.append(_wider(found, facts))
     elif found.verdict == "oom.kv_pool":
-        parts += [_held_back(found), _window(found)]
+        parts += [_held_back(found), _window(found) if budget.rest <= 0 else _too_little(found, budget)]
     else:
         parts += [_held_back(found), _tokens(found, facts)]
         if found.verdict == "oom.graph_capture":
             parts.append("Nothing is left then for graphs and activations: capture ends out of memory.")
-        elif found.f_max is not None and (found.mem_fraction_static or 0) > found.f_max:
+        elif found.f_max is not None and budget.resolved.fraction > max(found.f_max, budget.resolved.default_fraction):
             parts.append(
                 f"The engine's own rule would stop at {found.f_max:.3f}: above it, graphs and long prefills may run "
                 "out of memory."
@@ -61,6 +61,8 @@ def explanation_of(found: Prediction, facts: Facts, budget: Budget | None) -> st
 def _layout(found: Prediction, facts: Facts) -> str:
     layout, shape = found.layout, facts.shape
     text = f"{layout} uses {found.gpus_used} of {facts.box.count} GPUs"
+    if found.gpus_used > facts.box.count:
+        return ""  # the refusal says it
     if layout.ep > 1 and shape.experts and not layout.tp % layout.ep:
         text += (
             f": EP subdivides TP and adds none. Each rank holds {shape.experts // layout.ep} of {shape.experts} "
@@ -88,10 +90,11 @@ def _free(found: Prediction, facts: Facts) -> str:
 
 
 def _held_back(found: Prediction) -> str:
-    after = found.avail_after_weights_gib or 0.0
+    after, rest = found.avail_after_weights_gib or 0.0, found.rest_gib or 0.0
     return (
         f"Afterwards {after:.1f} are left, of which mem-fraction-static {found.mem_fraction_static:g} holds back "
-        f"{found.reserved_gib:.1f}: {found.rest_gib:.1f} GiB for the KV pool."
+        f"{found.reserved_gib:.1f}: "
+        + (f"{rest:.1f} GiB for the KV pool." if rest > 0 else f"{-rest:.1f} GiB are missing for any KV pool.")
     )
 
 
@@ -107,6 +110,22 @@ def _window(found: Prediction) -> str:
         f"{text}, and above {high:.3f} it eats what the engine itself keeps for graphs and activations: the window is "
         "empty. Fewer captured requests, a smaller prefill chunk, or more GPUs open it."
     )
+
+
+def _too_little(found: Prediction, budget: Budget) -> str:
+    """Why a budget above 0 holds no pool."""
+    asked, page = found.resolved.get("max_total_tokens"), found.resolved.get("page_size") or 1
+    pools = budget.pools
+    if pools is not None and pools.short == "window":
+        return (
+            "Of that the windowed layers get too little: not one window and a page. A larger --swa-full-tokens-ratio, "
+            "or more memory, cures it."
+        )
+    if pools is not None and (pools.short == "state" or (pools.requests is not None and pools.requests <= 0)):
+        return "It holds the state of not one request: a larger --mamba-full-memory-ratio, or more memory, cures it."
+    if asked is not None and asked < page:
+        return f"--max-total-tokens {asked} is less than one page of {page} tokens: nothing is left of it."
+    return f"It holds not one page of {page} tokens."
 
 
 def _tokens(found: Prediction, facts: Facts) -> str:

@@ -38,7 +38,7 @@ def available_before_gib(box: Box, ranks: int) -> float:
 
 
 def _each_gib(box: Box) -> float:
-    if box.sm is None:  # large cards of AMD are joined all to all
+    if box.amd:  # large cards of AMD are joined all to all
         return _XGMI_GIB if box.torch_gib > _SMALL_GIB else _PCIE_GIB
     if not box.nvlink:
         return _PCIE_GIB

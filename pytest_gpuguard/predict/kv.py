@@ -119,7 +119,7 @@ def _windowed(
     if not full:
         tokens = _paged(budget / (sum(window) + drafted), page)
         return Pools(sum(window), tokens, tokens * sum(window), 0.0)
-    if settings.radix_off and requests and "window_cap" in rules.pools and settings.max_requests:
+    if settings.radix_off and requests and "window_cap" in rules.pools and settings.max_requests and chunk > 0:
         tail = (shape.window or 0) + (settings.draft_tokens or 1) + 2 * page
         held = tail * requests + 2 * chunk + page
         fixed = math.ceil(held / page) * page * sum(window)
@@ -129,7 +129,9 @@ def _windowed(
     ratio = settings.window_ratio if settings.window_ratio is not None else 0.8
     cell = sum(full) + drafted + ratio * sum(window)
     tokens = _paged(budget / cell, page)
-    return Pools(cell, tokens, tokens * cell, 0.0)
+    windowed = int(tokens * ratio) // page * page
+    short = "window" if tokens and "window_floor" in rules.pools and windowed <= (shape.window or 0) + page else None
+    return Pools(cell, tokens, tokens * cell, 0.0, None, short)
 
 
 def _compressed(
@@ -196,17 +198,17 @@ def _state(
     each = count / attention * (made.conv_width * (made.conv - 1) * 2 + made.state * state_bytes)
     padding = 1 if "state_slot" in rules.pools else 0
     share = settings.state_ratio if settings.state_ratio is not None else 0.9
-    drafted = 0.0
+    # The states that a verification keeps come out of the same part (five slots a request).
+    drafts = settings.draft_tokens or 0 if settings.spec is not None and "draft" in rules.pools else 0
+    kept = None
     if settings.state_slots is not None:
-        slots = settings.state_slots
+        slots = settings.state_slots // (settings.layout.dp if settings.layout.dp_attention else 1)
     elif settings.radix_off and requests is not None:
-        slots = requests
+        slots = kept = requests
     else:
         part = budget * share / (1 + share)
-        if settings.spec is not None and settings.draft_tokens and "draft" in rules.pools:
-            # The states that a verification keeps come out of the same part (five slots a request).
-            slots = int((part - each * (1 + settings.draft_tokens)) // (each * (1 + settings.draft_tokens / 5)))
-            drafted = each * (min(requests or slots // 5, slots // 5) + 1) * settings.draft_tokens
-        else:
-            slots = int((part - padding * each) // each)
+        slots = int((part - each * (1 + drafts if drafts else padding)) // (each * (1 + drafts / 5)))
+    if kept is None:
+        kept = min(requests or slots // 5, slots // 5)
+    drafted = each * (max(kept, 0) + 1) * drafts
     return (max(slots, 0) + padding) * each + drafted, slots

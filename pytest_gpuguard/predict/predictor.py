@@ -61,6 +61,7 @@ def _predicted(
     measured: Mapping[str, float],
     layout: Layout | None,
 ) -> Prediction:
+    _same_engine(engine, flags)
     facts = facts_of(model, box, measured)
     if engine == "sglang":
         return predict_sglang(facts, version, settings_of(flags, layout), env)
@@ -69,6 +70,43 @@ def _predicted(
 
         return predict_vllm(facts, version, flags, layout)
     raise PredictError(f"{engine!r} is none of {', '.join(ENGINES)}")
+
+
+#: Flags of one engine that the other one refuses, and how that one spells them: a layout or a limit that was overlooked
+#: would make a wrong prediction.
+_ELSEWHERE: Final[Mapping[str, Mapping[str, str]]] = {
+    "sglang": {
+        "--gpu-memory-utilization": "--mem-fraction-static",
+        "--max-model-len": "--context-length",
+        "--max-num-seqs": "--max-running-requests",
+        "--max-num-batched-tokens": "--chunked-prefill-size",
+        "--enable-expert-parallel": "--ep-size N",
+        "-tp": "--tp-size",
+        "-pp": "--pp-size",
+        "-dp": "--dp-size",
+    },
+    "vllm": {
+        "--tp-size": "--tensor-parallel-size",
+        "--tp": "--tensor-parallel-size",
+        "--pp-size": "--pipeline-parallel-size",
+        "--pp": "--pipeline-parallel-size",
+        "--dp-size": "--data-parallel-size",
+        "--dp": "--data-parallel-size",
+        "--ep-size": "--enable-expert-parallel",
+        "--mem-fraction-static": "--gpu-memory-utilization",
+        "--context-length": "--max-model-len",
+        "--max-running-requests": "--max-num-seqs",
+        "--chunked-prefill-size": "--max-num-batched-tokens",
+        "--max-total-tokens": "--num-gpu-blocks-override",
+    },
+}
+
+
+def _same_engine(engine: str, flags: Sequence[str]) -> None:
+    for word in flags:
+        name = word.partition("=")[0]
+        if name in _ELSEWHERE.get(engine, {}):
+            raise PredictError(f"{name} is no flag of {engine}: write {_ELSEWHERE[engine][name]}")
 
 
 def _finite(found: Prediction) -> bool:
@@ -89,6 +127,8 @@ def checked(measured: Mapping[str, float]) -> Mapping[str, float]:
             raise PredictError(f"measured: {name!r} is none of {', '.join(MEASURED)}")
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
             raise PredictError(f"measured: {name} is {value!r}, which is no size")
+        if not value and name in ("avail_before_gib", "kv_cell_bytes"):
+            raise PredictError(f"measured: {name} is 0, and nothing would be counted with it: leave it out")
     return dict(measured)
 
 

@@ -23,8 +23,8 @@ _METACHARACTER: Final = re.compile(r"[*?\[]")
 class Scheme:
     """A storage format: ``bits`` an element, one scale of ``scale_bytes`` for each ``block`` of rows x columns.
 
-    A block side of 0 means the whole side. ``zero_bits`` are those of a zero point with each scale. ``scale_copies``:
-    scales that the engine keeps a second time. ``pad``: rows and columns are rounded up to these.
+    A block side of 0 means the whole side. ``zero_bits`` are those of a zero point with each scale. ``pad``: rows and
+    columns are rounded up to these.
     """
 
     name: str
@@ -75,7 +75,6 @@ class Quantization:
     block: tuple[int, int] | None = None
     method: str | None = None
     assumptions: tuple[str, ...] = ()
-    known: bool = True
 
     def of(self, name: str, expert: bool = False) -> Scheme:
         """The scheme of the module called ``name``, such as "layers.3.self_attn.o_proj"."""
@@ -100,7 +99,7 @@ def requantized(quantization: Quantization, asked: str | None) -> Quantization:
     if name in ("mxfp4",):
         return Quantization(FULL, MXFP4, method=name)
     note = f"--quantization {asked}: what it does to a checkpoint in 16 bits is not known here: 16 bits are counted"
-    return Quantization(assumptions=(note,), known=False)
+    return Quantization(assumptions=(note,))
 
 
 def quantization_of(config: Config) -> Quantization:
@@ -133,7 +132,7 @@ def quantization_of(config: Config) -> Quantization:
     if method in ("w8a8_fp8",):
         return Quantization(FP8, FP8, left_alone=alone, method=method)
     note = f"quantization {method or 'without a name'!r} is not known here: weights are taken as 16 bits an element"
-    return Quantization(assumptions=(note,), method=method or None, known=False)
+    return Quantization(assumptions=(note,), method=method or None)
 
 
 def _fp8(config: Config, told: Mapping[str, Any], alone: Callable[[str], bool], method: str) -> Quantization:
@@ -169,7 +168,7 @@ def _modelopt(told: Mapping[str, Any], alone: Callable[[str], bool]) -> Quantiza
         )
     scheme = _algo(algo)
     note = () if scheme is not FULL else (f"modelopt's {algo or 'unnamed'} format is not known here: 16 bits assumed",)
-    return Quantization(scheme, scheme, left_alone=alone, method="modelopt", assumptions=note, known=not note)
+    return Quantization(scheme, scheme, left_alone=alone, method="modelopt", assumptions=note)
 
 
 def _algo(algo: str) -> Scheme:

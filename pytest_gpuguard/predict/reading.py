@@ -44,7 +44,9 @@ def shape_of(config: Config) -> Shape:
     act = str(text.get("hidden_act") or text.get("hidden_activation") or "silu")
     shared = config.number("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
     if shared is None:
-        shared = (config.number("n_shared_experts", "num_shared_experts") or 0) * expert_inner
+        # A dense width of its own is told by models whose experts have a shared one beside them and do not say so.
+        beside = 1 if "intermediate_size_mlp" in text and experts else 0
+        shared = (config.number("n_shared_experts", "num_shared_experts") or beside) * expert_inner
     window = config.number("sliding_window", "window_size", "attention_chunk_size")
     vision = _vision(config, hidden)
     full, windowed = _heads(config, heads, head_dim)
@@ -58,8 +60,10 @@ def shape_of(config: Config) -> Shape:
         tied=bool(text.get("tie_word_embeddings", False)),
         dtype_bytes=_dtype_bytes(text, notes),
         context=config.number("max_position_embeddings", "max_sequence_length", "n_positions", "seq_length") or 2048,
-        rotary_elements=_rotary_elements(config, latent, compressed, head_dim),
-        query_gate=bool(text.get("attn_output_gate", False)),
+        rotary_elements=_rotary_elements(config, latent, compressed, full, windowed),
+        whole_embedding=_whole_embedding(text),
+        layer_embedding=_layer_embedding(config, count),
+        query_gate=bool(text.get("attn_output_gate", "linear_num_value_heads" in text)),
         shared_key_value=bool(text.get("attention_k_eq_v", False)),
         gated=act not in _UNGATED,
         bias=bool(text.get("attention_bias") or text.get("qkv_bias")),
@@ -137,7 +141,7 @@ def _linear(config: Config, hidden: int) -> Linear | None:
         width = heads * dim
         names = (("q_proj", width), ("k_proj", width), ("v_proj", width), ("f_a_proj", dim), ("g_a_proj", dim))
         conv = whole(told.get("short_conv_kernel_size")) or 4
-        return Linear((*names, ("b_proj", heads)), width, 3 * width, conv, heads * dim * dim, 4)
+        return Linear((*names, ("b_proj", heads)), width, 3 * width, conv, heads * dim * dim, 4, low_rank_gate=True)
     return None
 
 
@@ -194,8 +198,21 @@ def _dtype_bytes(text: Mapping[str, Any], notes: list[str]) -> int:
     return 2
 
 
-def _rotary_elements(config: Config, latent: Latent | None, compressed: Compressed | None, head_dim: int) -> float:
-    """Elements of the cosine and sine table: one row a position, one column a rotated dimension."""
+def _whole_embedding(text: Mapping[str, Any]) -> bool:
+    """Whether the embedding is scaled and is no parallel layer: in models with such inputs or local rotary bases."""
+    return "hidden_size_per_layer_input" in text or "rope_local_base_freq" in text
+
+
+def _layer_embedding(config: Config, count: int) -> int:
+    """Elements of a second embedding, from which every layer takes an input of its own."""
+    width = config.number("hidden_size_per_layer_input") or 0
+    return width * count * (config.number("vocab_size_per_layer_input") or config.needed("vocab_size")) if width else 0
+
+
+def _rotary_elements(
+    config: Config, latent: Latent | None, compressed: Compressed | None, full: Heads, windowed: Heads
+) -> float:
+    """Elements of the cosine and sine tables: one row a position, one column a rotated dimension."""
     text = config.text
     rows = config.number("max_position_embeddings", "n_positions") or 2048
     scaling = text.get("rope_scaling") or {}
@@ -204,11 +221,14 @@ def _rotary_elements(config: Config, latent: Latent | None, compressed: Compress
         stretched = (finite(original) or 0.0) * (finite(factor) or 0.0)
         rows = int(stretched) if 0 < stretched <= 10**9 else rows
     rope = text.get("rope_parameters")
+    by_kind = isinstance(rope, Mapping) and any(isinstance(one, Mapping) for one in rope.values())
+    if by_kind or "rope_local_base_freq" in text:  # a table for the windowed layers and one for the others
+        return float(rows * (full.key_dim + windowed.key_dim))
     part = finite(text.get("partial_rotary_factor"))
     part = part or (finite(rope.get("partial_rotary_factor")) if isinstance(rope, Mapping) else None) or 1.0
     if compressed is not None:  # one table for compressed layers, one for the others
         return float(2 * rows * compressed.rope)
-    columns = config.number("rotary_dim") or (latent.rope if latent is not None else head_dim * part)
+    columns = config.number("rotary_dim") or (latent.rope if latent is not None else full.key_dim * part)
     return float(rows * columns)
 
 
@@ -248,4 +268,5 @@ def _vision(config: Config, text_hidden: int) -> Vision | None:
         int(finite(side) or 1),
         str(vision.get("hidden_act", "gelu")) in ("silu", "swiglu"),
         "vt_hidden_size" in vision,
+        "spatial_merge_size" in vision,
     )

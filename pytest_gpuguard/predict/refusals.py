@@ -27,7 +27,7 @@ def rejections(
     if resolved.dp_attention and tp % layout.dp:
         yield Rejection(f"tp_size {tp} must be divisible by dp_size {layout.dp}", "args", args)
         return
-    yield from _all_to_all(settings, rules)
+    yield from _all_to_all(resolved, settings, rules)
     if settings.runner == "flashinfer_cutlass" and ep not in (1, tp) and rules.since("0.5.3"):
         text = "The expert parallel size must be 1 or the same as the tensor parallel size"
         yield Rejection(text, "args", f"{args} _handle_moe_kernel_config")
@@ -54,15 +54,23 @@ def rejections(
     yield from _expert_blocks(shape, quantization, tp // ep)
 
 
-def _all_to_all(settings: Settings, rules: Rules) -> Iterator[Rejection]:
+def _all_to_all(resolved: Resolved, settings: Settings, rules: Rules) -> Iterator[Rejection]:
     backend = rules.all_to_all.get(settings.a2a or "")
     if backend is None:
         return
     if not backend.known:
         text = f"argument --moe-a2a-backend: invalid choice: '{backend.name}' (sglang knows it since {backend.since})"
         yield Rejection(text, "args", "sglang/srt/server_args.py")
-    elif backend.runner is not None and settings.runner != backend.runner:
-        text = f"MoE A2A backend {backend.name} is only supported with {backend.runner} moe runner backend"
+        return
+    if backend.replicas and resolved.attention_tp > 1:
+        text = (
+            f"{backend.name.capitalize()} MoE A2A is only supported with dp_size == tp_size and --enable-dp-attention"
+        )
+        yield Rejection(text, "args", "sglang/srt/server_args.py; arg_groups/moe_hook.py")
+    if backend.runners and settings.runner not in backend.runners:
+        text = (
+            f"MoE A2A backend {backend.name} is only supported with {' or '.join(backend.runners)} moe runner backend"
+        )
         yield Rejection(text, "args", "sglang/srt/server_args.py _handle_a2a_moe")
 
 

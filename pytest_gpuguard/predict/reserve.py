@@ -5,49 +5,11 @@ Pure; MiB as SGLang counts them. Sources: the [[fraction]] entries of ``facts/sg
 
 from __future__ import annotations
 
-from typing import Final
-
+from .prefill import captured, counted
 from .rules import Rules
 from .settings import Settings
 from .shape import Shape
 from .values import Box
-
-#: Prefill sizes that are captured, up to 512 tokens; above, the steps are in ``_captured``.
-_CAPTURED: Final = (
-    range(4, 33, 4),
-    range(48, 257, 16),
-    range(288, 513, 32),
-)
-
-
-def prefill_graphs(settings: Settings, shape: Shape, dp_attention: bool, box: Box, rules: Rules) -> bool:
-    """Whether prefill graphs are captured: asked for in older releases, by default in newer ones."""
-    if rules.fraction.get("prefill", "none") == "none" and "mla" not in rules.fraction:
-        return False
-    if rules.fraction.get("opt_in"):
-        return bool(settings.prefill_graphs)
-    if settings.prefill_graphs is not None:
-        return settings.prefill_graphs
-    incompatible = (
-        box.sm is None
-        or (dp_attention and not rules.since("0.5.19"))
-        or settings.layout.pp > 1
-        or settings.a2a is not None
-        or shape.multimodal
-        or (shape.indexer is not None and shape.latent is not None and not rules.since("0.5.19"))
-        or shape.compressed is not None
-        or (settings.runner in ("flashinfer_trtllm", "flashinfer_mxfp4") and not rules.since("0.5.14"))
-        or settings.symmetric
-        or settings.role is not None
-        or (settings.graphs_off and rules.since("0.5.14"))
-    )
-    return not incompatible
-
-
-def _captured(most: int) -> int:
-    """How many prefill sizes are captured up to ``most`` tokens."""
-    sizes = [*_CAPTURED, range(576, 1025, 64), range(1280, 4097, 256), range(4608, most + 1, 512)]
-    return sum(size <= most for each in sizes for size in each)
 
 
 def reserve_mib(
@@ -78,25 +40,25 @@ def reserve_mib(
     if rule.get("roles") and settings.role == "decode":
         tokens = (settings.max_requests or graph_bs) * (settings.draft_tokens or 1)
     reserve = 512 + max(tokens, 2048) * 1.5
-    captures = not (rule.get("graphs_off") and settings.graphs_off) and not (
-        rule.get("roles") and settings.role == "prefill"
-    )
+    decodes = not (rule.get("roles") and settings.role == "prefill")
+    captures = decodes and not (rule.get("graphs_off") and settings.decode_graphs_off)
     reserve += graph_bs * 2 if captures else 0
     reserve += parallel / 8 * 1024
-    if dp_attention:
+    if dp_attention and decodes:
         reserve += graph_bs * layout.dp * (4.5 if graph_bs > 300 else 3)
     late = 0.0
     if prefill:
-        most = settings.prefill_graph_tokens or max(tokens, 0)
-        most = min(most, settings.max_tokens) if settings.max_tokens and rules.since("0.5.10") else most
+        most = counted(settings, shape, rules, chunk)
         how = rule.get("prefill")
         if how == "8*n":
-            reserve += rule["mla"] if shape.latent is not None and "mla" in rule else 8 * _captured(most)
+            latent = shape.latent is not None and "mla" in rule
+            reserve += rule["mla"] if latent else 8 * captured(settings, rules, most)
+            reserve += rule.get("deepep_prefill", 0) if settings.a2a == "deepep" and rules.since("0.5.17") else 0
         elif how is not None:
             late = float(most // int(how.partition("/")[2]))
     if card > 60 * 1024:
         reserve = max(reserve, 10 * 1024)
-    if settings.a2a == "deepep" and settings.role != "prefill":
+    if settings.a2a == "deepep" and captures:
         reserve += rule.get("deepep", 0)
     if settings.spec == "STANDALONE":
         reserve += rule.get("standalone", 0)

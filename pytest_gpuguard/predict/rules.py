@@ -5,16 +5,15 @@ Reads one packaged file. A release that nobody has read gets the rules of the ne
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any, Final
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from ..facts.tables import toml_table
 from .values import PredictError
 
 #: The oldest and the newest release whose sources were read.
@@ -36,13 +35,15 @@ class Band:
 class AllToAll:
     """A backend of the all-to-all between experts; ``known`` whether the release takes it.
 
-    Every one sets ep to tp. ``whole``: every rank holds the shared experts whole; ``runner``: the only expert kernel.
+    Every one sets ep to tp. ``whole``: every rank holds the shared experts whole; ``replicas``: attention has to be
+    replicated on every rank; ``runners``: the only expert kernels (none: any).
     """
 
     name: str
     known: bool
     whole: bool
-    runner: str | None
+    replicas: bool
+    runners: tuple[str, ...]
     since: str
 
 
@@ -90,7 +91,7 @@ def _nearest(version: str | None) -> tuple[str, str | None]:
 
 @cache
 def _rules(release: str, note: str | None) -> Rules:
-    table = _table()
+    table = toml_table("facts/sglang_versions.toml")
 
     def entry(name: str) -> Mapping[str, Any]:
         return next(one for one in table[name] if release in SpecifierSet(one["versions"]))
@@ -102,19 +103,13 @@ def _rules(release: str, note: str | None) -> Rules:
     asked = Version(release)
     backends = {
         one["name"]: AllToAll(
-            one["name"], asked >= Version(one["since"]), asked >= Version(one["whole"]), one.get("runner"), one["since"]
+            one["name"],
+            asked >= Version(one["since"]),
+            asked >= Version(one["whole"]),
+            "replicas" in one and asked >= Version(one["replicas"]),
+            tuple(name for name, since in one.get("runners", {}).items() if asked >= Version(since)),
+            one["since"],
         )
         for one in table["a2a"]
     }
     return Rules(release, entry("fraction"), bands, frozenset(pools), backends, note)
-
-
-@cache
-def _table() -> Mapping[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
-    text = files("pytest_gpuguard.facts").joinpath("sglang_versions.toml").read_text(encoding="utf-8")
-    parsed: Mapping[str, Any] = tomllib.loads(text)
-    return parsed

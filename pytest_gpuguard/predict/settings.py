@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from ..claims.errors import ClaimError
 from ..claims.layout import Layout, flag_value, layout_from_flags
 from .values import PredictError
+
+#: How the names of a cache's formats begin, in any release.
+_DTYPES: Final = ("bf16", "bfloat16", "fp16", "float16", "half", "fp8", "float8", "fp4", "nvfp4", "mxfp", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,9 @@ class Settings:
     prefill_tokens: int | None = None
     graph_bs: int | None = None
     graphs_off: bool = False
+    decode_graphs_off: bool = False
     prefill_graphs: bool | None = None
+    prefill_opted_in: bool = False
     prefill_graph_tokens: int | None = None
     max_requests: int | None = None
     max_tokens: int | None = None
@@ -63,16 +69,18 @@ def settings_of(argv: Sequence[str], layout: Layout | None = None) -> Settings:
     return Settings(
         layout=resolved,
         fraction=_share(argv, "--mem-fraction-static"),
-        context=_whole(argv, 1, "--context-length", "--max-model-len"),
+        context=_whole(argv, 1, "--context-length"),
         chunk=_whole(argv, -1, "--chunked-prefill-size"),
         prefill_tokens=_whole(argv, 1, "--max-prefill-tokens"),
         graph_bs=max(sizes) if sizes else graphs,
         graphs_off="--disable-cuda-graph" in argv,
+        decode_graphs_off=_decode_graphs_off(argv),
         prefill_graphs=_prefill_graphs(argv),
+        prefill_opted_in="--enable-piecewise-cuda-graph" in argv,
         prefill_graph_tokens=_whole(argv, 1, "--piecewise-cuda-graph-max-tokens", "--cuda-graph-max-bs-prefill"),
         max_requests=_whole(argv, 1, "--max-running-requests"),
         max_tokens=_whole(argv, 1, "--max-total-tokens"),
-        kv_dtype=_text(argv, "--kv-cache-dtype") or "auto",
+        kv_dtype=_dtype(argv),
         page=_whole(argv, 1, "--page-size"),
         window_ratio=_share(argv, "--swa-full-tokens-ratio"),
         state_ratio=_number(argv, 0, "--mamba-full-memory-ratio"),
@@ -89,7 +97,7 @@ def settings_of(argv: Sequence[str], layout: Layout | None = None) -> Settings:
         dp_head="--enable-dp-lm-head" in argv,
         redundant=_whole(argv, 0, "--ep-num-redundant-experts") or 0,
         quantization=_text(argv, "--quantization", "-q"),
-        role=_text(argv, "--disaggregation-mode"),
+        role=_role(argv),
         language_only="--language-only" in argv or "--language-model-only" in argv,
         symmetric="--enable-symm-mem" in argv,
         feature_pool=_text(argv, "--mm-feature-transport") in ("cuda_ipc", "cuda_vmm"),
@@ -101,6 +109,20 @@ def _text(argv: Sequence[str], *names: str) -> str | None:
     if value is None and any(word in names for word in argv):
         raise PredictError(f"{next(word for word in argv if word in names)} needs a value")
     return value
+
+
+def _dtype(argv: Sequence[str]) -> str:
+    name = _text(argv, "--kv-cache-dtype") or "auto"
+    if name != "auto" and not name.lower().startswith(_DTYPES):
+        raise PredictError(f"--kv-cache-dtype {name!r} is no format of a cache: write auto, bfloat16 or fp8_e4m3")
+    return name
+
+
+def _role(argv: Sequence[str]) -> str | None:
+    name = _text(argv, "--disaggregation-mode")
+    if name not in (None, "null", "prefill", "decode"):
+        raise PredictError(f"--disaggregation-mode {name!r} is none of null, prefill, decode")
+    return None if name == "null" else name
 
 
 def _number(argv: Sequence[str], least: float, *names: str) -> float | None:
@@ -137,18 +159,28 @@ def _list(argv: Sequence[str], *names: str) -> list[int]:
     for position, word in enumerate(argv):
         if word.partition("=")[0] in names:
             tail = [word.partition("=")[2]] if "=" in word else list(argv[position + 1 :])
+            count = len(found)
             for value in tail:
                 if not value.isdecimal():
                     break
                 found.append(int(value))
+            if len(found) == count or not all(found):
+                raise PredictError(f"{word.partition('=')[0]} needs sizes from 1 on, such as 1 2 4")
     return found
+
+
+def _decode_graphs_off(argv: Sequence[str]) -> bool:
+    backend = flag_value(argv, ("--cuda-graph-backend-decode",))
+    if backend is not None:
+        return backend == "disabled"
+    return "--disable-cuda-graph" in argv or "--disable-decode-cuda-graph" in argv
 
 
 def _prefill_graphs(argv: Sequence[str]) -> bool | None:
     backend = flag_value(argv, ("--cuda-graph-backend-prefill",))
     if "--disable-piecewise-cuda-graph" in argv or "--disable-prefill-cuda-graph" in argv or backend == "disabled":
         return False
-    if "--enable-piecewise-cuda-graph" in argv or "--enforce-piecewise-cuda-graph" in argv or backend is not None:
+    if "--enforce-piecewise-cuda-graph" in argv or backend is not None:
         return True
     return None
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..claims.layout import Layout
-from .reserve import default_fraction, prefill_graphs, reserve_mib
+from .prefill import prefill_graphs, runs_prefill_graphs
+from .reserve import default_fraction, reserve_mib
 from .rules import Rules
 from .settings import Settings
 from .shape import Shape
@@ -22,7 +23,7 @@ _COMPRESSED_REQUESTS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The settings that really apply. ``reserve_mib`` is what the default fraction keeps free (None: it is no rule)."""
+    """The settings that really apply. ``reserve_mib`` is what the default fraction keeps free."""
 
     layout: Layout
     ep: int
@@ -39,6 +40,7 @@ class Resolved:
     dp_attention: bool
     draft_layers: int
     reserve_mib: float
+    default_fraction: float
     notes: tuple[str, ...] = ()
 
     @property
@@ -78,13 +80,18 @@ def resolve(settings: Settings, shape: Shape, cache_fp8: bool, box: Box, rules: 
         notes.append(
             "how many requests are captured by default is the runner's own choice in this release: 160 assumed"
         )
-    graphs = not settings.graphs_off
+    kept = rules.since("0.5.11") and not rules.since("0.5.14")  # a prefill server captured them too in these
+    graphs = not settings.decode_graphs_off and (settings.role != "prefill" or kept)
     prefill = prefill_graphs(settings, shape, dp_attention, box, rules)
+    if shape.multimodal and settings.fraction is None and settings.prefill_graphs is None and rules.since("0.5.16"):
+        does = "is" if prefill else "is not"
+        notes.append(
+            f"whether prefill is captured goes by a list of multimodal models: by its structure this one {does}"
+        )
     draft = _draft_layers(settings, shape, notes)
     reserve = reserve_mib(settings, shape, box, rules, chunk, graph_bs, dp_attention, prefill)
-    fraction = settings.fraction
-    if fraction is None:
-        fraction = default_fraction(settings, shape, box, rules, reserve)
+    default = default_fraction(settings, shape, box, rules, reserve)
+    fraction = settings.fraction if settings.fraction is not None else default
     context = settings.context or shape.context
     if _aiter(settings, shape, box) and context > 8192:
         fraction *= 0.85
@@ -102,8 +109,8 @@ def resolve(settings: Settings, shape: Shape, cache_fp8: bool, box: Box, rules: 
     replicas = layout.dp if dp_attention else 1
     asked = settings.max_requests or (_COMPRESSED_REQUESTS if shape.compressed is not None else None)
     requests = asked // replicas if asked else None
-    if settings.spec and requests is None and not rules.since("0.5.14"):
-        requests = 48 // replicas or 1
+    if settings.spec and requests is None:
+        requests = (48 if rules.since("0.4.6") else 32) // replicas or 1
     return Resolved(
         layout,
         ep,
@@ -112,7 +119,7 @@ def resolve(settings: Settings, shape: Shape, cache_fp8: bool, box: Box, rules: 
         fraction_chunk,
         graph_bs,
         graphs,
-        prefill,
+        runs_prefill_graphs(settings, prefill, rules),
         kv_dtype,
         page,
         context,
@@ -120,13 +127,14 @@ def resolve(settings: Settings, shape: Shape, cache_fp8: bool, box: Box, rules: 
         dp_attention,
         draft,
         reserve,
+        default,
         tuple(notes),
     )
 
 
 def _aiter(settings: Settings, shape: Shape, box: Box) -> bool:
     """Whether attention runs on AMD's own kernels (sglang/srt/server_args.py: the default there, but for latents)."""
-    if box.sm is not None:
+    if not box.amd:
         return False
     if settings.attention is not None:
         return settings.attention == "aiter"
@@ -149,8 +157,10 @@ def _cache(settings: Settings, shape: Shape, cache_fp8: bool, box: Box, rules: R
     dtype, page = settings.kv_dtype, settings.page or 1
     sparse = shape.indexer is not None and shape.latent is not None
     blackwell = box.sm is not None and int(box.sm) >= 100
-    if shape.compressed is not None:
-        return ("fp8_e4m3" if dtype == "auto" else dtype), settings.page or 256
+    if shape.compressed is not None:  # the engine sets its page whatever is asked for
+        return ("fp8_e4m3" if dtype == "auto" else dtype), 256
+    if settings.page is None and _paged_by_kernel(settings, shape, box, rules):
+        page = 64
     if sparse:
         page = settings.page or 64
         if dtype == "auto":
@@ -158,6 +168,13 @@ def _cache(settings: Settings, shape: Shape, cache_fp8: bool, box: Box, rules: R
     elif dtype == "auto":
         dtype = "fp8_e4m3" if cache_fp8 else "bfloat16"
     return dtype, page
+
+
+def _paged_by_kernel(settings: Settings, shape: Shape, box: Box, rules: Rules) -> bool:
+    """Whether attention runs on TensorRT-LLM's kernels, which have pages of 64: the default of SM100 since 0.5.6."""
+    if settings.attention is not None:
+        return settings.attention.startswith("trtllm_")
+    return box.sm in ("100", "103") and shape.linear is None and rules.since("0.5.6")
 
 
 def sharding_of(resolved: Resolved, settings: Settings, shape: Shape, box: Box, rules: Rules) -> Sharding:
@@ -178,16 +195,27 @@ def sharding_of(resolved: Resolved, settings: Settings, shape: Shape, box: Box, 
         expert_tensor=max(1, tp // resolved.ep),
         dense=1 if settings.dense_tp == 1 else tp,
         shared=1 if whole else tp,
-        embedding=1 if resolved.dp_attention else tp,
+        embedding=_embedding(resolved, shape, rules),
         head=resolved.attention_tp if settings.dp_head else tp,
         vision=tp,
         partition=partition(len(shape.layers), resolved.layout.pp),
         absorbed=True,
         redundant_experts=settings.redundant,
         expert_pad={"mxfp4": (256, 256) if blackwell else (64, 1)},
+        rotary_tables=2 if shape.compressed is not None and rules.since("0.5.15") else 1,
         every_indexer="sparse_shared" not in rules.pools,
         fp4_scale_bytes=5 if _marlin(settings, box, rules) else 1,
     )
+
+
+def _embedding(resolved: Resolved, shape: Shape, rules: Rules) -> int:
+    """Ranks that share the embedding: those of one attention replica since 0.5.8; before, every rank had all of it."""
+    if shape.whole_embedding:
+        return 1
+    if not resolved.dp_attention:
+        return resolved.layout.tp
+    replicated = not rules.since("0.5.8") or (shape.linear is not None and shape.multimodal)
+    return 1 if replicated else resolved.attention_tp
 
 
 def _marlin(settings: Settings, box: Box, rules: Rules) -> bool:

@@ -50,7 +50,7 @@ class Linear:
 
     ``projections`` are names and rows of the matrices from the hidden size; ``out`` is the width that the output
     projection reads; ``conv_width`` values are convolved over ``conv`` positions; ``state`` elements are kept a
-    request, of ``state_bytes`` each.
+    request, of ``state_bytes`` each. ``low_rank_gate``: its gates are made by two small matrices each.
     """
 
     projections: tuple[tuple[str, int], ...]
@@ -59,6 +59,7 @@ class Linear:
     conv: int
     state: int
     state_bytes: int
+    low_rank_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,10 @@ class Indexer:
 
 @dataclass(frozen=True, slots=True)
 class Vision:
-    """A vision tower. ``gated``: its MLP has three matrices; ``whole_mlp``: every rank holds all of them."""
+    """A vision tower. ``gated``: its MLP has three matrices; ``whole_mlp``: every rank holds all of them.
+
+    ``split_projector``: what leads into the language model is split over the ranks.
+    """
 
     layers: int
     hidden: int
@@ -90,11 +94,15 @@ class Vision:
     merge: int
     gated: bool
     whole_mlp: bool
+    split_projector: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model in numbers. ``dtype_bytes`` is the size of an unquantized element."""
+    """A model in numbers. ``dtype_bytes`` is the size of an unquantized element.
+
+    ``whole_embedding``: every rank holds the embedding whole; ``layer_embedding``: elements of one beside it.
+    """
 
     hidden: int
     vocab: int
@@ -106,6 +114,8 @@ class Shape:
     dtype_bytes: int
     context: int
     rotary_elements: float
+    whole_embedding: bool = False
+    layer_embedding: int = 0
     query_gate: bool = False
     shared_key_value: bool = False
     gated: bool = True

@@ -18,7 +18,8 @@ class PredictError(ValueError):
 class Box:
     """Equal cards of one machine: ``total_mib`` is NVML's total, ``reserved_mib`` what the driver keeps of it.
 
-    ``sm`` is "120", or None for a card that has no such number (AMD); ``nvlink``: every pair is linked.
+    ``sm`` is "120", or None for a card that has no such number (AMD) and for a mere size; ``nvlink``: every pair is
+    linked.
     """
 
     name: str
@@ -27,6 +28,16 @@ class Box:
     reserved_mib: float | None = None
     sm: str | None = None
     nvlink: bool = False
+
+    @property
+    def size_only(self) -> bool:
+        """Whether nothing is known of the card but its size: the name that a rig gives to one."""
+        return self.sm is None and self.name.startswith("a card of ")
+
+    @property
+    def amd(self) -> bool:
+        """Whether it is a card of AMD's."""
+        return self.sm is None and not self.size_only
 
     @property
     def torch_gib(self) -> float:

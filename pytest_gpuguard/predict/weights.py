@@ -22,7 +22,8 @@ _VOCAB: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """Over how many ranks each part is split. ``expert_pad``: rows and columns of experts are rounded up to these.
+    """Over how many ranks each part is split. ``expert_pad``: rows and columns of experts are rounded up to these;
+    ``rotary_tables``: copies of the cosine and sine table, in another form each.
 
     ``every_indexer``: layers that reuse an indexer's result still hold one; ``fp4_scale_bytes``: kept for each scale of
     4-bit experts in an fp8 checkpoint.
@@ -39,6 +40,7 @@ class Sharding:
     partition: tuple[int, ...] = ()
     absorbed: bool = True
     rotary_element: int = 4
+    rotary_tables: int = 1
     redundant_experts: int = 0
     every_indexer: bool = False
     fp4_scale_bytes: float = 1
@@ -75,7 +77,7 @@ def weights_of(shape: Shape, quantization: Quantization, sharding: Sharding) -> 
             parts["vision"] += walk.vision()
         if stage == len(partition) - 1:
             parts["head"] += walk.head(len(partition) > 1)
-        parts["rotary"] += shape.rotary_elements * sharding.rotary_element
+        parts["rotary"] += shape.rotary_elements * sharding.rotary_element * sharding.rotary_tables
         stages.append(parts)
     totals = [sum(parts.values()) for parts in stages]
     fullest = stages[totals.index(max(totals))]
@@ -228,8 +230,9 @@ class _Walk:
         return up(self.shape.vocab, _VOCAB * over) / over
 
     def embedding(self) -> float:
-        """The embedding table."""
-        return self._full(self._vocabulary(self.over.embedding), self.shape.hidden)
+        """The embedding table, and that of the layers where they have inputs of their own: whole on every rank."""
+        own = self._full(self._vocabulary(self.over.embedding), self.shape.hidden)
+        return own + self._full(1, self.shape.layer_embedding)
 
     def head(self, other_stage: bool) -> float:
         """The output layer: nothing where it is the embedding on the same stage."""
@@ -246,6 +249,7 @@ class _Walk:
         attention = 4 * tower.hidden * tower.hidden
         mlp = float((3 if tower.gated else 2) * tower.hidden * tower.inner)
         merged = tower.hidden * tower.merge * tower.merge
-        projector = merged * merged + merged * tower.out
+        projector = float(merged * merged + merged * tower.out)
+        projector /= self.over.vision if tower.split_projector else 1
         mlp /= 1 if tower.whole_mlp else self.over.vision
         return self._full(1, tower.layers * (attention / self.over.vision + mlp) + projector)

@@ -15,6 +15,8 @@ from ..claims.observation import LogReading, MemoryTable
 from ..claims.outcome import READY, STARTING
 from ..claims.resolved import Resolved
 from ..diagnose.memory import margin_gib
+from ..names import REHEARSED
+from .payload import labelled
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -57,7 +59,13 @@ def as_json(one: Explained) -> dict[str, Any]:
         "consequences": list(reading.consequences),
         "lines": reading.lines,
         "boots": reading.boots,
+        "label": label(one),
     }
+
+
+def label(one: Explained) -> str | None:
+    """REHEARSED for the log of a simulated boot, else nothing."""
+    return REHEARSED if one.reading.simulated else None
 
 
 def plain(one: Explained) -> str:
@@ -84,7 +92,7 @@ def _lines(one: Explained) -> Iterator[tuple[str, str]]:
     reading = one.reading
     healthy = reading.outcome in (READY, STARTING)
     colour = "bold green" if healthy else "bold red"
-    yield f"{one.log}: {_headline(reading)}", colour
+    yield f"{one.log}: {labelled(label(one), _headline(reading))}", colour
     if reading.decisive is not None:
         yield f"  line {reading.decisive.line}: {short(reading.decisive.text.strip(), 300)}", "bold"
     if reading.why:

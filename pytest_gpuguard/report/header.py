@@ -15,6 +15,7 @@ from ..session import StackAbsent
 
 if TYPE_CHECKING:
     from ..facts.stackref import StackRef
+    from ..options import Config
     from ..run import Runner
     from ..session import Session
 
@@ -46,11 +47,7 @@ def facts_lines(session: Session, refs: Iterable[StackRef]) -> list[str]:
         rig = f"host fault: {fault}"
     lines = [f"rig: {rig}"]
     if session.config.label:
-        lines.insert(
-            0,
-            f"{session.config.label}: {session.config.rig} is simulated: what follows shows what these "
-            "claims do, and not what is true",
-        )
+        lines.insert(0, notice(session.config))
     for ref in refs:
         try:
             lines.append(f"stack {ref.name}: {session.stack(ref).describe()}")
@@ -61,6 +58,11 @@ def facts_lines(session: Session, refs: Iterable[StackRef]) -> list[str]:
     except HostFault:
         pass  # told above: a rig that cannot be asked
     return lines
+
+
+def notice(config: Config) -> str:
+    """The first line of a run on a simulated rig."""
+    return f"{config.label}: {config.rig} is simulated: what follows shows what these claims do, and not what is true"
 
 
 def layout_lines(name: str, claim: Claim) -> list[str]:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from ..claims.rehearsal import NO_ANSWERS, NO_SPEED
 from ..claims.resolved import Setting
 from ..claims.verdict import Verdict
 from .payload import REPORT_KEY, labelled, spoken
@@ -20,6 +21,8 @@ _COLOURS: Final = {
     Verdict.BETTER: "red",
     Verdict.CHANGED: "red",
 }
+#: Columns that a fact must have beside its claim; with fewer, on a terminal, it has a line of its own.
+_LEAST: Final = 40
 _FAILS: Final = {Verdict.WORSE, Verdict.BETTER, Verdict.CHANGED, Verdict.INFRA}
 
 
@@ -86,21 +89,27 @@ class Summary:
         ordered = sorted(self.results.values(), key=_rank)
         width = max(len(_called(data)) for data in ordered)
         words = max(len(_word(data)) for data in ordered)
+        narrow = reporter.isatty and words + width + _LEAST > reporter._tw.fullwidth
+        indent = " " * (0 if narrow else words)
         for data in ordered:
             if verbosity < 0 and Verdict(data["verdict"]) not in _FAILS:
                 continue
             verdict = Verdict(data["verdict"])
-            reporter.write(f"{_word(data):<{words}}  ", **{_COLOURS.get(verdict, "yellow"): True})
-            line = f"{_called(data):<{width}}  {data['fact']}".rstrip()
-            reporter.write_line(_fitted(reporter, line, words + 2, verbosity))
+            reporter.write(f"{_word(data):<{0 if narrow else words}}  ", **{_COLOURS.get(verdict, "yellow"): True})
+            if narrow:
+                reporter.write_line(_called(data))
+                reporter.write_line(_fitted(reporter, f"    {data['fact']}", 0, verbosity))
+            else:
+                line = f"{_called(data):<{width}}  {data['fact']}".rstrip()
+                reporter.write_line(_fitted(reporter, line, words + 2, verbosity))
             others = [one for one in data["judgements"] if len(data["judgements"]) > 1]
             for one in others:
-                line = f"{'':<{words}}    {one['verdict']}: {one['expectation']}: {one['fact']}"
+                line = f"{indent}    {one['verdict']}: {one['expectation']}: {one['fact']}"
                 reporter.write_line(_fitted(reporter, line, 0, verbosity))
             if verbosity > 0 and data.get("translated"):
-                reporter.write_line(f"{'':<{words}}    portable: {', '.join(data['translated'])}")
+                reporter.write_line(f"{indent}    portable: {', '.join(data['translated'])}")
             for said in [*_differences(data), *_prediction(data, verbosity)]:
-                reporter.write_line(_fitted(reporter, f"{'':<{words}}    {said}", 0, verbosity))
+                reporter.write_line(_fitted(reporter, f"{indent}    {said}", 0, verbosity))
         reporter.write_line(counts(ordered))
         for reason, texts in self.missed().items():
             claims = "claim was" if len(texts) == 1 else "claims were"
@@ -136,7 +145,7 @@ def counts(results: Iterable[dict[str, Any]]) -> str:
         hearsay = sum(one["hearsay"] for one in chosen)
         notes = [f"{hearsay} hearsay"] if hearsay else []
         if verdict is Verdict.NOT_EVALUATED:
-            reasons = Counter((one["reason"] or "other", one["fact"]) for one in chosen)
+            reasons = Counter((one["reason"] or "other", _gist(one)) for one in chosen)
             kinds: dict[str, Counter[str]] = {}
             for (reason, fact), number in reasons.items():
                 kinds.setdefault(reason, Counter())[fact] += number
@@ -146,6 +155,13 @@ def counts(results: Iterable[dict[str, Any]]) -> str:
     return f"gpuguard: {''.join(f'{label}: ' for label in labels)}{', '.join(parts)}"
 
 
+def _gist(data: dict[str, Any]) -> str:
+    """A fact without what is this claim's own, so that equal reasons are counted as one."""
+    fact = str(data["fact"])
+    shared = [one for one in (NO_SPEED, NO_ANSWERS) if fact.startswith(one)]
+    return shared[0] if shared else fact
+
+
 def _reason(reason: str, facts: Counter[str]) -> str:
     most, number = facts.most_common(1)[0]
     rest = sum(facts.values()) - number
@@ -153,7 +169,7 @@ def _reason(reason: str, facts: Counter[str]) -> str:
 
 
 def _fitted(reporter: Any, line: str, used: int, verbosity: int) -> str:
-    """A claim has one line: on a terminal the end of a long fact is cut, unless ``-v`` asks for all of it."""
+    """On a terminal the end of a long fact is cut, unless ``-v`` asks for all of it."""
     room = reporter._tw.fullwidth - used
     if verbosity > 0 or not reporter.isatty or len(line) <= room or room < 60:
         return line

@@ -14,12 +14,13 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from ..facts.tables import toml_table
+from ..names import STAND_IN
 from .gates import Fired
 from .order import Order
 from .release import EFFECTS
 
 #: How the stand-in's own lines begin: what follows is no word of SGLang's.
-OWN: Final = "gpuguard-sim: "
+OWN: Final = STAND_IN
 NO_RULE: Final = OWN + "no rule for "
 
 

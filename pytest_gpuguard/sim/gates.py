@@ -42,14 +42,6 @@ def fired(release: Release, scene: Scene) -> tuple[Fired, ...]:
     return tuple(found for rule in release.gates if (found := _fires(rule, scene)) is not None)
 
 
-def asked_for(release: Release, scene: Scene) -> frozenset[str]:
-    """Flags and variables that some gate of this release is about, with the value that was given."""
-    names = {name for rule in release.gates for name, values in rule.flags.items() if _has(scene.given, name, values)}
-    return frozenset(
-        names | {name for rule in release.gates for name, values in rule.env.items() if _has(scene.env, name, values)}
-    )
-
-
 def _fires(rule: GateRule, scene: Scene) -> Fired | None:
     what = value = None
     if rule.flags or rule.env or rule.models:

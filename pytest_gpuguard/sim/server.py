@@ -49,7 +49,7 @@ def filler(count: int) -> list[str]:
 def start(serving: Serving, host: str, port: int) -> ThreadingHTTPServer:
     """Listen, and answer in threads. Raises OSError when the port cannot be had."""
     handler = type("Handler", (_Handler,), {"serving": serving})
-    kind = _Six if ":" in host else ThreadingHTTPServer
+    kind = _Six if ":" in host else _Server
     server = kind((host, port), handler)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
@@ -72,7 +72,12 @@ def wait_for_the_end(over: threading.Event, log: Log, server: ThreadingHTTPServe
     server.server_close()
 
 
-class _Six(ThreadingHTTPServer):
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is no event of the server's: its log must not show a traceback."""
+
+
+class _Six(_Server):
     address_family = socket.AF_INET6
 
 
@@ -123,6 +128,9 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError:
             self._json({"error": {"message": "the body is no JSON"}}, 400)
             return
+        if not isinstance(body, dict):
+            self._json({"error": {"message": "the body is no object"}}, 400)
+            return
         if not self._allowed(path):
             return
         if path == "/flush_cache":
@@ -137,8 +145,10 @@ class _Handler(BaseHTTPRequestHandler):
     # --------------------------------------------------------------------------------------------------- generation
 
     def _generate(self, body: Mapping[str, Any]) -> None:
-        params = body.get("sampling_params") or {}
-        count = int(params.get("max_new_tokens") or 128)
+        params = body.get("sampling_params")
+        count = self._count(params.get("max_new_tokens") if isinstance(params, dict) else None, 128)
+        if count is None:
+            return
         prompt = body.get("input_ids")
         length = len(prompt) if isinstance(prompt, list) else len(str(body.get("text", "")).split())
         if self._too_long(length, count):
@@ -161,7 +171,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._stream({"text": "".join(tokens[: at + 1]), "meta_info": meta(at + 1)} for at in range(count))
 
     def _complete(self, body: Mapping[str, Any], chat: bool) -> None:
-        count = int(body.get("max_completion_tokens") or body.get("max_tokens") or _DEFAULT_TOKENS)
+        asked = body.get("max_completion_tokens")
+        count = self._count(body.get("max_tokens") if asked is None else asked, _DEFAULT_TOKENS)
+        if count is None:
+            return
         prompt = body.get("messages") if chat else body.get("prompt", "")
         length = len(prompt) if isinstance(prompt, list) and not chat else len(str(prompt).split())
         if self._too_long(length, count):
@@ -176,14 +189,24 @@ class _Handler(BaseHTTPRequestHandler):
             kind = "chat.completion" if chat else "text_completion"
             self._json({**head, "object": kind, "choices": [choice], "usage": usage})
             return
-        wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        options = body.get("stream_options")
+        wants_usage = isinstance(options, dict) and bool(options.get("include_usage"))
         self._stream(_chunks(head, tokens, chat, usage if wants_usage else None))
 
+    def _count(self, asked: Any, default: int) -> int | None:
+        """How many tokens are asked for; None once a wrong number was answered."""
+        if asked is None:
+            return default
+        if isinstance(asked, (int, float)) and 0 <= asked < 1e15 and asked == int(asked):
+            return int(asked)
+        self._json({"error": {"message": f"{asked!r} is no number of tokens"}}, 400)
+        return None
+
     def _too_long(self, length: int, count: int) -> bool:
-        with self.serving.lock:
-            self.serving.prompted += length
-            self.serving.generated += count
         if length + count <= self.serving.context:
+            with self.serving.lock:
+                self.serving.prompted += length
+                self.serving.generated += count
             return False
         said = f"{length} + {count} tokens are more than the context of {self.serving.context}"
         self._json({"error": {"message": said}}, 400)

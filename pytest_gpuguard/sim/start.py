@@ -31,6 +31,7 @@ def main(words: Sequence[str]) -> NoReturn:
     release = load_release(packages["sglang"])
     given = read_argv(order.argv, release)
     alone = Log(release, Layout(), ())
+    alone.own(f"a simulated boot of sglang {release.version} on {order.rig}: no GPU, no weights, nothing measured")
     if given.error is not None:
         failures.refused(alone, given.error)
     try:

@@ -21,7 +21,7 @@ MODELS = HERE / "models.toml"
 #: What a rehearsal runs where nobody names a stack: the releases whose words the notes quote. Kimi-K2.5 and the flag
 #: ``--moe-a2a-backend flashinfer`` came with 0.5.9; the crash of FlashInfer's allreduce is one of 0.5.6 and 0.5.7.
 REHEARSED = StackRef("sglang-0.5.9", "sim:sglang==0.5.9")
-REHEARSED_ALLREDUCE = StackRef("sglang-0.5.7", "sim:sglang==0.5.7")
+REHEARSED_FUSION = StackRef("sglang-0.5.7", "sim:sglang==0.5.7")
 
 
 def pytest_gpuguard_stack(item: pytest.Item) -> StackRef | None:
@@ -29,7 +29,7 @@ def pytest_gpuguard_stack(item: pytest.Item) -> StackRef | None:
     settings = _settings(item)
     if not settings.simulated or settings.stacks:
         return None
-    return REHEARSED_ALLREDUCE if item.path.name == "test_allreduce.py" else REHEARSED
+    return REHEARSED_FUSION if item.name == "test_flashinfer_allreduce_fusion" else REHEARSED
 
 
 def pytest_gpuguard_model(item: pytest.Item, model: str) -> str | None:

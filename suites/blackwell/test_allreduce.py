@@ -9,16 +9,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_gpuguard import claim, compare, fits, needs_gpus, needs_sm120, ooms, serves, unsupported
+from pytest_gpuguard import claim, compare, fits, needs_gpus, needs_package, needs_sm120, ooms, serves, unsupported
 
 NOTES = "field notes, 8x RTX PRO 6000 Blackwell, Kimi-K2.5 on SGLang"
 
-two = needs_gpus(2, link="pcie")
-four = needs_gpus(4, link="pcie")
+two = needs_gpus(2, vram="24GB", link="pcie")
+two_large = needs_gpus(2, vram="48GB", link="pcie")
+four = needs_gpus(4, vram="24GB", link="pcie")
 eight = needs_gpus(8, vram="96GB", link="pcie")
+#: The release that brought these models.
+has_kimi = needs_package("sglang>=0.5.9")
 
-SMALL = "--context-length 8192 --mem-fraction-static 0.80 --cuda-graph-max-bs 32 --load-format dummy"
-KIMI = "--trust-remote-code --context-length 32768 --chunked-prefill-size 8192 --mem-fraction-static 0.85"
+SMALL = (
+    "--context-length 8192 --chunked-prefill-size 4096 --max-running-requests 64 "
+    "--mem-fraction-static 0.80 --cuda-graph-max-bs 32 --load-format dummy"
+)
+KIMI = (
+    "--trust-remote-code --context-length 32768 --chunked-prefill-size 8192 "
+    "--max-running-requests 128 --mem-fraction-static 0.85"
+)
 GRAPH = "--cuda-graph-max-bs 128"
 DUMMY = "--load-format dummy"
 
@@ -30,7 +39,7 @@ nccl_only = serves("sglang", "kimi-k2.5", KIMI, GRAPH, "--disable-custom-all-red
 
 
 @needs_sm120
-@two
+@two_large
 @serves("sglang", "qwen3-30b-a3b", SMALL, "--enable-flashinfer-allreduce-fusion", layout="TP2", portable=True)
 @unsupported(
     "flashinfer allreduce fusion",
@@ -80,6 +89,7 @@ def test_custom_allreduce_stays_off_over_pcie() -> None:
 
 
 @needs_sm120
+@has_kimi
 @eight
 @baseline
 @compare(other=nccl_only, ratio="<0.5")
@@ -95,6 +105,7 @@ def test_custom_allreduce_forced_over_pcie() -> None:
 
 
 @needs_sm120
+@has_kimi
 @eight
 @serves("sglang", "kimi-k2.5", KIMI, GRAPH, DUMMY, layout="TP8", env={"NCCL_ALGO": "Tree"}, portable=True)
 @unsupported("NCCL_ALGO=Tree", how="crashes", match=r"(?i)nccl|no algorithm")
@@ -107,6 +118,7 @@ def test_nccl_tree_with_graphs() -> None:
 
 
 @needs_sm120
+@has_kimi
 @eight
 @serves(
     "sglang",
@@ -125,6 +137,7 @@ def test_nccl_tree_without_graphs() -> None:
 
 
 @needs_sm120
+@has_kimi
 @eight
 @serves("sglang", "kimi-k2.5", KIMI, GRAPH, DUMMY, layout="TP8", env={"NCCL_MAX_NCHANNELS": "2"}, portable=True)
 @ooms()

@@ -10,11 +10,13 @@ Where a number had to be chosen (64 requests), it is ours.
 
 from __future__ import annotations
 
-from pytest_gpuguard import claim, expect_toks, fits, max_mem, needs_gpus, needs_sm120, ooms, serves
+from pytest_gpuguard import claim, expect_toks, fits, max_mem, needs_gpus, needs_package, needs_sm120, ooms, serves
 
 NOTES = "field notes, 8x RTX PRO 6000 Blackwell, Kimi-K2.5 and K2.6 on SGLang"
 
 eight = needs_gpus(8, vram="96GB", link="pcie")
+#: The release that brought these models.
+has_kimi = needs_package("sglang>=0.5.9")
 
 #: Defaults drift from release to release, so everything that takes memory is said.
 PINNED = (
@@ -39,6 +41,7 @@ fast_ep4 = serves("sglang", "kimi-k2.6", PINNED, "--mem-fraction-static 0.90", l
 
 
 @needs_sm120
+@has_kimi
 @eight
 @tp8
 @fits(margin="2GiB", kv_tokens=">=131072")
@@ -49,6 +52,7 @@ def test_tp8_fits() -> None:
 
 
 @needs_sm120
+@has_kimi
 @eight
 @tp8_ep8
 @fits(margin="2GiB", kv_tokens=">=131072")
@@ -59,6 +63,7 @@ def test_tp8_ep8_fits() -> None:
 
 
 @needs_sm120
+@has_kimi
 @needs_gpus(4, vram="96GB", link="pcie")
 @serves(
     "sglang",
@@ -80,6 +85,7 @@ def test_tp4_ep2_ooms() -> None:
 
 
 @needs_sm120
+@has_kimi
 @eight
 @dp8
 @fits(kv_tokens=">=32768")
@@ -93,6 +99,7 @@ def test_tp8_dp8_ep8_fits() -> None:
 
 
 @needs_sm120
+@has_kimi
 @eight
 @tp8_ep4
 @fits(margin="2GiB", kv_tokens=">=131072")
@@ -105,6 +112,7 @@ def test_tp8_ep4_fits() -> None:
 
 
 @needs_sm120
+@has_kimi
 @eight
 @pp8
 @fits(kv_tokens=">=131072")
@@ -117,6 +125,7 @@ def test_pp8_fits() -> None:
 
 
 @needs_sm120
+@has_kimi
 @eight
 @fast_tp8
 @expect_toks(about=26, concurrency=1, input_len=1024, output_len=512)
@@ -127,6 +136,7 @@ def test_tp8_speed() -> None:
 
 
 @needs_sm120
+@has_kimi
 @eight
 @fast_pp8
 @expect_toks(about=37, concurrency=1, input_len=1024, output_len=512)
@@ -137,6 +147,7 @@ def test_pp8_speed() -> None:
 
 
 @needs_sm120
+@has_kimi
 @eight
 @fast_dp8
 @expect_toks(about=65, concurrency=1, input_len=1024, output_len=512)
@@ -147,6 +158,7 @@ def test_tp8_dp8_ep8_speed() -> None:
 
 
 @needs_sm120
+@has_kimi
 @eight
 @fast_ep4
 @expect_toks(about=1531, concurrency=64, input_len=1024, output_len=512)

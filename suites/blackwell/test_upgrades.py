@@ -24,12 +24,22 @@ from pytest_gpuguard import (
 
 NOTES = "field notes, 8x RTX PRO 6000 Blackwell, Kimi-K2.5 on SGLang"
 
-one = needs_gpus(1)
-two = needs_gpus(2, link="pcie")
+one = needs_gpus(1, vram="24GB")
+one_large = needs_gpus(1, vram="48GB")
+two = needs_gpus(2, vram="24GB", link="pcie")
+two_large = needs_gpus(2, vram="48GB", link="pcie")
 eight = needs_gpus(8, vram="96GB", link="pcie")
+#: The release that brought these models.
+has_kimi = needs_package("sglang>=0.5.9")
 
-SMALL = "--context-length 8192 --mem-fraction-static 0.80 --cuda-graph-max-bs 32"
-KIMI = "--trust-remote-code --context-length 32768 --chunked-prefill-size 8192 --mem-fraction-static 0.85"
+SMALL = (
+    "--context-length 8192 --chunked-prefill-size 4096 --max-running-requests 64 "
+    "--mem-fraction-static 0.80 --cuda-graph-max-bs 32"
+)
+KIMI = (
+    "--trust-remote-code --context-length 32768 --chunked-prefill-size 8192 "
+    "--max-running-requests 128 --mem-fraction-static 0.85"
+)
 GRAPH = "--cuda-graph-max-bs 128"
 DUMMY = "--load-format dummy"
 EAGLE3 = "--speculative-algorithm EAGLE3 --speculative-draft-model-path lightseekorg/kimi-k2.5-eagle3"
@@ -51,7 +61,7 @@ def test_a_small_model_boots_on_one_card() -> None:
 
 
 @needs_sm120
-@two
+@two_large
 @serves("sglang", "qwen3-30b-a3b", SMALL, DUMMY, layout="TP2", portable=True)
 @fits(when="sglang<0.5.7")
 @unsupported(
@@ -72,10 +82,10 @@ def test_the_default_flags_boot_on_two_cards() -> None:
 
 
 @needs_sm120
+@has_kimi
 @eight
 @serves("sglang", "kimi-k2.5", KIMI, GRAPH, DUMMY, "--attention-backend trtllm_mla", layout="TP8", portable=True)
-@unsupported("trtllm_mla", how="rejected", match=r"only supported on Blackwell GPUs \(SM100\)", when="sglang<0.5.6")
-@unsupported("trtllm_mla", how="crashes", match="Unsupported architecture", when="sglang>=0.5.6")
+@unsupported("trtllm_mla", how="crashes", match="Unsupported architecture")
 @claim(
     id="sglang-24633",
     title="TRT-LLM's MLA kernels are not for SM120",
@@ -83,13 +93,14 @@ def test_the_default_flags_boot_on_two_cards() -> None:
     minutes=4,
 )
 def test_trtllm_mla_is_unsupported() -> None:
-    """Since 0.5.6 the gate asks for "Blackwell", which came to mean SM120 too; the kernel still does not know it.
+    """The gate asks for "Blackwell", which means SM120 too since 0.5.5; the kernel still does not know it.
 
     Whatever routes an MLA prefill there by default breaks in the same way: then the claims below fail first.
     """
 
 
 @needs_sm120
+@has_kimi
 @eight
 @kimi
 @fits
@@ -110,6 +121,7 @@ def test_the_same_prompt_twice(server: Any) -> None:
 
 
 @needs_sm120
+@has_kimi
 @eight
 @kimi
 @uses("attention_backend=triton")
@@ -200,7 +212,7 @@ def test_glm_nvfp4_loads_without_fusion() -> None:
 
 
 @needs_sm120
-@two
+@two_large
 @needs_package("sglang>=0.5.10")
 @serves("sglang", "qwen3.6-27b", SMALL, DUMMY, "--attention-backend flashinfer", layout="TP2", portable=True)
 @fits
@@ -215,7 +227,7 @@ def test_hybrid_gdn_takes_flashinfer() -> None:
 
 
 @needs_sm120
-@one
+@one_large
 @serves("vllm", "qwen3-30b-a3b-fp8", "--max-model-len 8192")
 @fits
 @claim(
@@ -232,7 +244,7 @@ def test_vllm_boots_fp8_experts() -> None:
 
 
 @needs_sm120
-@two
+@two_large
 @needs_cuda(">=13")
 @serves("sglang", "qwen3-30b-a3b", SMALL, DUMMY, "--enable-flashinfer-allreduce-fusion", layout="TP2", portable=True)
 @uses("flashinfer allreduce fusion")
@@ -269,6 +281,7 @@ def test_cuda13_brings_symmetric_memory() -> None:
 
 
 @needs_sm120
+@has_kimi
 @eight
 @needs_cuda(">=13")
 @serves("sglang", "kimi-k2.5", KIMI, GRAPH, EAGLE3, STEPS, layout="TP8", portable=True)
