@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .claims.layout import Layout
     from .predict.values import Box, Prediction
 
-_ENGINE: Final = re.compile(r"(?P<name>[A-Za-z]+)(?:\s*==\s*(?P<version>[^\s=<>!~]+))?")
+_ENGINE: Final = re.compile(r"(?P<name>[A-Za-z]+)(?:\s*==\s*(?P<version>\S.*))?")
 _SEVERAL: Final = re.compile(r"-{1,2}[A-Za-z][\w-]*\s")
 #: What a configuration of a form that nobody has seen makes of our arithmetic.
 _UNFORESEEN: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, AssertionError)

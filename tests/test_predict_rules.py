@@ -153,9 +153,24 @@ def test_a_known_release_says_nothing_about_rules() -> None:
     assert predict(DENSE, H100, version="0.5.12.post2").assumptions == ()
 
 
-def test_what_is_no_release_is_refused() -> None:
-    with pytest.raises(PredictError, match="'lmsysorg' is no release: write"):
-        predict(DENSE, H100, version="lmsysorg")
+@pytest.mark.parametrize(
+    ("said", "rules", "note"),
+    [
+        ("~0.5.12 (2026-05-15)", "0.5.12", "0.5.12, which stands in it, is taken"),
+        ("lmsysorg/sglang:v0.5.10-cu130", "0.5.10", "0.5.10, which stands in it, is taken"),
+        ("main 2025-08-13", "0.5.1", "the first one after that day"),
+        ("nightly-20260716", "0.5.16", "the first one after that day"),
+        ("PR branch 2026-07", "0.5.16", "the first one after that day"),
+        ("lmsysorg/sglang:deepseek-v4-hopper", "0.5.23", "the newest known, are used"),
+        ("0.5.x", "0.5.23", "the newest known, are used"),
+    ],
+)
+def test_words_that_are_no_release_mean_the_nearest_one_and_that_is_said(said: str, rules: str, note: str) -> None:
+    found = predict(DENSE, H100, version=said)
+    assert found.rules == rules
+    assert any("is no release" in one and note in one for one in found.assumptions)
+    other = predict(DENSE, H100, "vllm", version=said)
+    assert any("is no release" in one for one in other.assumptions)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from functools import cache
 from typing import Any, Final
 
 from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from ..facts.tables import toml_table
-from .values import PredictError
+from .releases import meant
 
 #: The oldest and the newest release whose sources were read.
 OLDEST: Final = "0.4.2"
@@ -68,7 +68,7 @@ class Rules:
 
 
 def rules_for(version: str | None) -> Rules:
-    """The rules of a release. Raises PredictError for what is no release at all."""
+    """The rules of a release; of the nearest one where nobody knows it, which ``note`` says."""
     release, note = _nearest(version)
     return _rules(release, note)
 
@@ -76,17 +76,13 @@ def rules_for(version: str | None) -> Rules:
 def _nearest(version: str | None) -> tuple[str, str | None]:
     if version is None:
         return NEWEST, f"no release is given: the rules of sglang {NEWEST} are used"
-    try:
-        asked = Version(version.strip().lstrip("~"))
-    except InvalidVersion:
-        if version.strip().lower() in ("main", "latest", "nightly", "dev"):
-            return NEWEST, f"{version} is no release: the rules of sglang {NEWEST}, the newest known, are used"
-        raise PredictError(f"{version!r} is no release: write 0.5.10") from None
+    named, note = meant(version, "sglang", NEWEST)
+    asked = Version(named)
     if asked > Version(NEWEST) and asked.release > Version(NEWEST).release:
-        return NEWEST, f"sglang {version} is newer than what is known: the rules of {NEWEST} are used"
+        return NEWEST, f"sglang {named} is newer than what is known: the rules of {NEWEST} are used"
     if asked < Version(OLDEST):
-        return OLDEST, f"sglang {version} is older than what is known: the rules of {OLDEST} are used"
-    return ".".join(map(str, asked.release)), None
+        return OLDEST, f"sglang {named} is older than what is known: the rules of {OLDEST} are used"
+    return ".".join(map(str, asked.release)), note
 
 
 @cache

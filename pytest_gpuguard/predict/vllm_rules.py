@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
-from .values import PredictError
+from .releases import meant
 
 #: Releases whose sources were read, the oldest first.
 READ: Final = (
@@ -59,25 +59,20 @@ class VllmRules:
 
 
 def vllm_rules_for(version: str | None) -> VllmRules:
-    """The rules of a release. Raises PredictError for what is no release at all."""
+    """The rules of a release; of the nearest one where nobody knows it, which ``note`` says."""
     newest = READ[-1]
     if version is None:
         return VllmRules(newest, f"no release is given: the rules of vllm {newest} are used")
-    try:
-        asked = Version(version.strip().lstrip("~"))
-    except InvalidVersion:
-        if version.strip().lower() in ("main", "latest", "nightly", "dev"):
-            note = f"{version} is no release: the rules of vllm {newest}, the newest known, are used"
-            return VllmRules(newest, note)
-        raise PredictError(f"{version!r} is no release: write 0.20.2") from None
+    named, note = meant(version, "vllm", newest)
+    asked = Version(named)
     before = [one for one in READ if Version(one).release <= asked.release]
     release = before[-1] if before else READ[0]
     if Version(release).release == asked.release:
-        return VllmRules(release)
+        return VllmRules(release, note)
     if release == newest:
-        note = f"vllm {version} is newer than what is known: the rules of {newest} are used"
+        far = f"vllm {named} is newer than what is known: the rules of {newest} are used"
     elif not before:
-        note = f"vllm {version} is older than what is known: the rules of {release} are used"
+        far = f"vllm {named} is older than what is known: the rules of {release} are used"
     else:
-        note = f"vllm {version} was not read: the rules of {release}, the nearest before it, are used"
-    return VllmRules(release, note)
+        far = f"vllm {named} was not read: the rules of {release}, the nearest before it, are used"
+    return VllmRules(release, f"{note}; {far}" if note else far)
