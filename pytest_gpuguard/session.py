@@ -10,7 +10,6 @@ import json
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -107,7 +106,9 @@ class Session:
         """A folder of this run: that of all xdist workers where there are some."""
         with self._lock:
             if self._share is None and self._scratch is None:
-                self._scratch = Path(tempfile.mkdtemp(prefix="gpuguard-sim-"))
+                from .sim.scratch import scratch_folder
+
+                self._scratch = scratch_folder()
             folder = (self._share or self._scratch or Path()) / f"sim-{name}"
             folder.mkdir(exist_ok=True)
             return folder
