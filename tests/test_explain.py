@@ -7,22 +7,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from .boot_logs import FAILED, FULL, READY, STAMP, arguments, dies, loaded, loading, tp
-from .gpuguard_command import RUN, Done, called, on_a_terminal, ran
+from .explained import KEYS, NUMBERS, Capture, explained, objects
+from .gpuguard_command import RUN, on_a_terminal, ran
 from .needs import need
-
-Capture = pytest.CaptureFixture[str]
-
-KEYS = "log engine engine_version outcome phase decisive why note signature memory fullest_rank ranks remedies resolved"
-KEYS += " consequences lines boots label"
-NUMBERS = (
-    "avail_before_gib avail_after_weights_gib weights_gib mem_fraction_static reserved_gib rest_gib f_min kv_tokens"
-)
-NUMBERS += " kv_gib graph_gib free_gib total_gib gpu_memory_utilization"
 
 
 @pytest.fixture
@@ -37,16 +28,6 @@ def ready(tmp_path: Path) -> Path:
     path = tmp_path / "ready.log"
     path.write_text(READY)
     return path
-
-
-def explained(capsys: Capture, *arguments: str | Path) -> Done:
-    return called(capsys, "explain", *arguments)
-
-
-def objects(capsys: Capture, *arguments: str | Path) -> list[dict[str, Any]]:
-    done = explained(capsys, "--json", *arguments)
-    assert (done.code, done.err) == (0, "")
-    return [json.loads(line) for line in done.out.splitlines()]
 
 
 # ------------------------------------------------------------------------------------------------------- what it prints

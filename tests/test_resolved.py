@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from pytest_gpuguard.claims.resolved import LogEvidence, Resolved, Term
+from pytest_gpuguard.claims.resolved import LogEvidence, Term
 from pytest_gpuguard.diagnose.classify import classify_text
 from pytest_gpuguard.diagnose.dump import DUMP_LIMIT, fields, look_up
 from pytest_gpuguard.diagnose.features import TABLES, FeatureError, load_features, parse_features
@@ -15,26 +14,7 @@ from pytest_gpuguard.diagnose.lines import peel
 from pytest_gpuguard.diagnose.resolved import Collector, off_gpus, resolve
 from tests.laws import given, settings, st
 
-STAMP = "[2026-01-02 03:04:05 TP0] "
-
-
-def read(*lines: str, engine: str = "sglang", version: str | None = None, majors: Sequence[int] = ()) -> LogEvidence:
-    """The evidence of a log, line 1 first."""
-    collector = Collector(engine, version, majors)
-    for number, line in enumerate(lines, start=1):
-        collector.line(number, peel(line))
-    return collector.evidence()
-
-
-def join(
-    *lines: str, flags: str = "", info: dict[str, Any] | None = None, version: str | None = None, **env: str
-) -> Resolved:
-    return resolve("sglang", flags.split(), read(*lines, version=version), info, env)
-
-
-def on_off(evidence: LogEvidence) -> set[tuple[str, bool]]:
-    return {(one.feature, one.on) for one in evidence.features}
-
+from .log_evidence import STAMP, join, on_off, read
 
 # --------------------------------------------------------------------------------------------------------- the tables
 

@@ -5,7 +5,7 @@ Reads values only; no device is asked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ..facts.gpu import Gpu, Rig
 from .values import Box, PredictError
@@ -33,7 +33,7 @@ def box_of(rig: Rig, uuids: Iterable[str] | None = None) -> tuple[Box, tuple[str
         total_mib=(least.memory.total or 0) / _MIB,
         reserved_mib=None if reserved is None else reserved / _MIB,
         sm=least.sm or None,
-        nvlink=_linked(rig, cards),
+        nvlink=linked(rig, [gpu.uuid for gpu in cards]),
     )
     return box, tuple(_notes(rig, cards, least))
 
@@ -53,7 +53,7 @@ def _notes(rig: Rig, cards: list[Gpu], least: Gpu) -> Iterable[str]:
         yield f"{broken} of {len(rig.gpus)} GPUs are broken and left out"
 
 
-def _linked(rig: Rig, cards: list[Gpu]) -> bool:
-    """Whether every pair of these cards has NVLink."""
-    pairs = [(one.uuid, other.uuid) for one in cards for other in cards if one is not other]
+def linked(rig: Rig, uuids: Sequence[str]) -> bool:
+    """Whether every pair of these GPUs has NVLink; False for a single one."""
+    pairs = [(one, other) for one in uuids for other in uuids if one != other]
     return bool(pairs) and all(rig.nvlink.get(pair, 0) > 0 for pair in pairs)

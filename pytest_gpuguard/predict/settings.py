@@ -11,6 +11,7 @@ from typing import Final
 
 from ..claims.errors import ClaimError
 from ..claims.layout import Layout, flag_value, layout_from_flags
+from .argv import argv_number, argv_share, argv_text, argv_whole
 from .values import PredictError
 
 #: How the names of a cache's formats begin, in any release.
@@ -63,95 +64,59 @@ def settings_of(argv: Sequence[str], layout: Layout | None = None) -> Settings:
         resolved = layout or layout_from_flags(argv)
     except ClaimError as error:
         raise PredictError(str(error)) from None
-    graphs = _whole(argv, 1, "--cuda-graph-max-bs", "--cuda-graph-max-bs-decode")
+    graphs = argv_whole(argv, 1, "--cuda-graph-max-bs", "--cuda-graph-max-bs-decode")
     sizes = _list(argv, "--cuda-graph-bs", "--cuda-graph-bs-decode")
-    spec = _text(argv, "--speculative-algorithm", "--speculative-algo")
+    spec = argv_text(argv, "--speculative-algorithm", "--speculative-algo")
     return Settings(
         layout=resolved,
-        fraction=_share(argv, "--mem-fraction-static"),
-        context=_whole(argv, 1, "--context-length"),
-        chunk=_whole(argv, -1, "--chunked-prefill-size"),
-        prefill_tokens=_whole(argv, 1, "--max-prefill-tokens"),
+        fraction=argv_share(argv, "--mem-fraction-static"),
+        context=argv_whole(argv, 1, "--context-length"),
+        chunk=argv_whole(argv, -1, "--chunked-prefill-size"),
+        prefill_tokens=argv_whole(argv, 1, "--max-prefill-tokens"),
         graph_bs=max(sizes) if sizes else graphs,
         graphs_off="--disable-cuda-graph" in argv,
         decode_graphs_off=_decode_graphs_off(argv),
         prefill_graphs=_prefill_graphs(argv),
         prefill_opted_in="--enable-piecewise-cuda-graph" in argv,
-        prefill_graph_tokens=_whole(argv, 1, "--piecewise-cuda-graph-max-tokens", "--cuda-graph-max-bs-prefill"),
-        max_requests=_whole(argv, 1, "--max-running-requests"),
-        max_tokens=_whole(argv, 1, "--max-total-tokens"),
+        prefill_graph_tokens=argv_whole(argv, 1, "--piecewise-cuda-graph-max-tokens", "--cuda-graph-max-bs-prefill"),
+        max_requests=argv_whole(argv, 1, "--max-running-requests"),
+        max_tokens=argv_whole(argv, 1, "--max-total-tokens"),
         kv_dtype=_dtype(argv),
-        page=_whole(argv, 1, "--page-size"),
-        window_ratio=_share(argv, "--swa-full-tokens-ratio"),
-        state_ratio=_number(argv, 0, "--mamba-full-memory-ratio"),
-        state_slots=_whole(argv, 1, "--max-mamba-cache-size"),
-        state_dtype=_text(argv, "--mamba-ssm-dtype"),
+        page=argv_whole(argv, 1, "--page-size"),
+        window_ratio=argv_share(argv, "--swa-full-tokens-ratio"),
+        state_ratio=argv_number(argv, 0, "--mamba-full-memory-ratio"),
+        state_slots=argv_whole(argv, 1, "--max-mamba-cache-size"),
+        state_dtype=argv_text(argv, "--mamba-ssm-dtype"),
         radix_off="--disable-radix-cache" in argv,
         spec=spec.upper() if spec is not None and spec.lower() != "none" else None,
-        draft_tokens=_whole(argv, 1, "--speculative-num-draft-tokens"),
-        draft_model=_text(argv, "--speculative-draft-model-path", "--speculative-draft-model"),
+        draft_tokens=argv_whole(argv, 1, "--speculative-num-draft-tokens"),
+        draft_model=argv_text(argv, "--speculative-draft-model-path", "--speculative-draft-model"),
         a2a=_a2a(argv),
-        runner=_text(argv, "--moe-runner-backend") or "auto",
-        attention=_text(argv, "--attention-backend"),
-        dense_tp=_whole(argv, 1, "--moe-dense-tp-size"),
+        runner=argv_text(argv, "--moe-runner-backend") or "auto",
+        attention=argv_text(argv, "--attention-backend"),
+        dense_tp=argv_whole(argv, 1, "--moe-dense-tp-size"),
         dp_head="--enable-dp-lm-head" in argv,
-        redundant=_whole(argv, 0, "--ep-num-redundant-experts") or 0,
-        quantization=_text(argv, "--quantization", "-q"),
+        redundant=argv_whole(argv, 0, "--ep-num-redundant-experts") or 0,
+        quantization=argv_text(argv, "--quantization", "-q"),
         role=_role(argv),
         language_only="--language-only" in argv or "--language-model-only" in argv,
         symmetric="--enable-symm-mem" in argv,
-        feature_pool=_text(argv, "--mm-feature-transport") in ("cuda_ipc", "cuda_vmm"),
+        feature_pool=argv_text(argv, "--mm-feature-transport") in ("cuda_ipc", "cuda_vmm"),
     )
 
 
-def _text(argv: Sequence[str], *names: str) -> str | None:
-    value = flag_value(argv, names)
-    if value is None and any(word in names for word in argv):
-        raise PredictError(f"{next(word for word in argv if word in names)} needs a value")
-    return value
-
-
 def _dtype(argv: Sequence[str]) -> str:
-    name = _text(argv, "--kv-cache-dtype") or "auto"
+    name = argv_text(argv, "--kv-cache-dtype") or "auto"
     if name != "auto" and not name.lower().startswith(_DTYPES):
         raise PredictError(f"--kv-cache-dtype {name!r} is no format of a cache: write auto, bfloat16 or fp8_e4m3")
     return name
 
 
 def _role(argv: Sequence[str]) -> str | None:
-    name = _text(argv, "--disaggregation-mode")
+    name = argv_text(argv, "--disaggregation-mode")
     if name not in (None, "null", "prefill", "decode"):
         raise PredictError(f"--disaggregation-mode {name!r} is none of null, prefill, decode")
     return None if name == "null" else name
-
-
-def _number(argv: Sequence[str], least: float, *names: str) -> float | None:
-    value = _text(argv, *names)
-    if value is None:
-        return None
-    try:
-        number = float(value)
-    except ValueError:
-        raise PredictError(f"{names[0]} {value!r} is not a number") from None
-    if not least <= number < float("inf"):
-        raise PredictError(f"{names[0]} {value} is impossible: it is at least {least:g}")
-    return number
-
-
-def _whole(argv: Sequence[str], least: int, *names: str) -> int | None:
-    number = _number(argv, least, *names)
-    if number is None:
-        return None
-    if number != int(number):
-        raise PredictError(f"{names[0]} {number:g} is not a whole number")
-    return int(number)
-
-
-def _share(argv: Sequence[str], name: str) -> float | None:
-    number = _number(argv, 0, name)
-    if number is not None and not 0 < number <= 1:
-        raise PredictError(f"{name} {number:g} is impossible: it is a share, above 0 and at most 1")
-    return number
 
 
 def _list(argv: Sequence[str], *names: str) -> list[int]:
@@ -188,5 +153,5 @@ def _prefill_graphs(argv: Sequence[str]) -> bool | None:
 def _a2a(argv: Sequence[str]) -> str | None:
     if "--enable-deepep-moe" in argv:
         return "deepep"
-    value = _text(argv, "--moe-a2a-backend")
+    value = argv_text(argv, "--moe-a2a-backend")
     return value if value != "none" else None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..claims.layout import Layout, flag_value
+from .argv import argv_number, argv_share, argv_text
 from .values import PredictError
 
 _HUMAN: Final = re.compile(r"^(\d+(?:\.\d+)?)([kKmMgGtT]?)$")
@@ -76,35 +77,35 @@ def vllm_settings_of(flags: Sequence[str], layout: Layout | None = None) -> Vllm
     eplb = _mapping(argv, "--eplb-config")
     eager = "--enforce-eager" in argv or str(compiled.get("cudagraph_mode", "")).upper() == "NONE"
     method = spec.get("method") or ("draft" if spec.get("model") else None)
-    dtype = _text(argv, "--dtype") or "auto"
+    dtype = argv_text(argv, "--dtype") or "auto"
     return VllmSettings(
         tp,
         pp,
         dp,
         expert_parallel,
         dcp=_whole(argv, 1, "--decode-context-parallel-size", "-dcp") or 1,
-        utilization=_share(argv, "--gpu-memory-utilization", "--device-memory-utilization"),
+        utilization=argv_share(argv, "--gpu-memory-utilization", "--device-memory-utilization"),
         context=_context(argv),
         seqs=_whole(argv, 1, "--max-num-seqs"),
         batched=_whole(argv, 1, "--max-num-batched-tokens"),
         chunked=_chunked(argv),
-        kv_dtype=_text(argv, "--kv-cache-dtype") or "auto",
+        kv_dtype=argv_text(argv, "--kv-cache-dtype") or "auto",
         block=_whole(argv, 1, "--block-size"),
         kv_bytes=_whole(argv, 1, "--kv-cache-memory-bytes", "--kv-cache-memory"),
         blocks=_whole(argv, 1, "--num-gpu-blocks-override"),
         eager=eager,
         capture_sizes=tuple(one for one in sizes if isinstance(one, int) and one > 0) if sizes else (),
         capture_max=capture_max if isinstance(capture_max, int) else None,
-        offload_gib=_number(argv, 0, "--cpu-offload-gb") or 0.0,
-        spec=str(method).lower() if method is not None else _text(argv, "--speculative-model"),
+        offload_gib=argv_number(argv, 0, "--cpu-offload-gb") or 0.0,
+        spec=str(method).lower() if method is not None else argv_text(argv, "--speculative-model"),
         draft_tokens=_count(spec.get("num_speculative_tokens")) or _whole(argv, 1, "--num-speculative-tokens") or 0,
-        draft_model=bool(spec.get("model")) or _text(argv, "--speculative-model") is not None,
+        draft_model=bool(spec.get("model")) or argv_text(argv, "--speculative-model") is not None,
         redundant=_count(eplb.get("num_redundant_experts")) or _whole(argv, 0, "--num-redundant-experts") or 0,
-        a2a=_text(argv, "--all2all-backend") or "allgather_reducescatter",
+        a2a=argv_text(argv, "--all2all-backend") or "allgather_reducescatter",
         prefix_caching="--enable-prefix-caching" in argv,
         hybrid_off="--disable-hybrid-kv-cache-manager" in argv,
-        state_dtype=_text(argv, "--mamba-ssm-cache-dtype"),
-        quantization=_text(argv, "--quantization", "-q"),
+        state_dtype=argv_text(argv, "--mamba-ssm-cache-dtype"),
+        quantization=argv_text(argv, "--quantization", "-q"),
         float32=dtype in ("float", "float32"),
         language_only="--language-model-only" in argv,
         lora="--enable-lora" in argv,
@@ -140,34 +141,14 @@ def _sizes(argv: Sequence[str], layout: Layout | None) -> tuple[int, int, int, b
     return tp, layout.pp, dp, layout.ep > 1 or "--enable-expert-parallel" in argv, notes
 
 
-def _text(argv: Sequence[str], *names: str) -> str | None:
-    value = flag_value(argv, names)
-    if value is None and any(word in names for word in argv):
-        raise PredictError(f"{next(word for word in argv if word in names)} needs a value")
-    return value
-
-
-def _number(argv: Sequence[str], least: float, *names: str) -> float | None:
-    value = _text(argv, *names)
-    if value is None:
-        return None
-    try:
-        number = float(value)
-    except ValueError:
-        raise PredictError(f"{names[0]} {value!r} is not a number") from None
-    if not least <= number < float("inf"):
-        raise PredictError(f"{names[0]} {value} is impossible: it is at least {least:g}")
-    return number
-
-
 def _whole(argv: Sequence[str], least: int, *names: str) -> int | None:
     """A whole number; 32k is 32000 and 32K is 32768, as vLLM reads them."""
-    value = _text(argv, *names)
+    value = argv_text(argv, *names)
     if value is None:
         return None
     human = _HUMAN.match(value)
     if human is None:
-        found = _number(argv, least, *names)
+        found = argv_number(argv, least, *names)
         if found is not None and found != int(found):
             raise PredictError(f"{names[0]} {found:g} is not a whole number")
         return int(found) if found is not None else None
@@ -181,15 +162,8 @@ def _whole(argv: Sequence[str], least: int, *names: str) -> int | None:
     return int(number)
 
 
-def _share(argv: Sequence[str], *names: str) -> float | None:
-    number = _number(argv, 0, *names)
-    if number is not None and not 0 < number <= 1:
-        raise PredictError(f"{names[0]} {number:g} is impossible: it is a share, above 0 and at most 1")
-    return number
-
-
 def _context(argv: Sequence[str]) -> int | None:
-    if _text(argv, "--max-model-len") in ("auto", "-1"):
+    if argv_text(argv, "--max-model-len") in ("auto", "-1"):
         return -1
     return _whole(argv, 1, "--max-model-len")
 
@@ -204,7 +178,7 @@ def _chunked(argv: Sequence[str]) -> bool | None:
 def _mapping(argv: Sequence[str], *names: str) -> Mapping[str, Any]:
     """A flag whose value is JSON, or the same in dotted flags (``--speculative-config.method mtp``)."""
     found: dict[str, Any] = {}
-    value = _text(argv, *names)
+    value = argv_text(argv, *names)
     if value is not None and value.lstrip().startswith("{"):
         try:
             found = json.loads(value)
