@@ -48,6 +48,11 @@ def taken(needs: Needs, count: int, on: Rig) -> tuple[str, ...]:
     return select_gpus(needs, count, on, arch_of).uuids
 
 
+def picked(needs: Needs, count: int, on: Rig, *busy: str) -> tuple[str, ...] | None:
+    choice = select_gpus(needs, count, on, arch_of).choice
+    return choice.pick([uuid for uuid in choice.uuids if uuid not in busy], count)
+
+
 # ----------------------------------------------------------------------------------------------------- SM families
 
 
@@ -179,23 +184,39 @@ def linked(nvlink: Sequence[tuple[int, int]] = (), pix: Sequence[tuple[int, int]
 
 
 @pytest.mark.parametrize(
-    ("link", "on", "uuids"),
+    ("link", "on", "uuids"),  # of all GPUs that are in such a pair
     [
         ("nvlink", linked(nvlink=[(1, 3)]), ("g1", "g3")),
         ("nvlink", linked(pix=[(0, 1)]), None),
-        ("pcie", linked(nvlink=[(0, 1), (0, 2), (0, 3)]), ("g1", "g2")),
+        ("nvlink", linked(nvlink=[(0, 2), (1, 3)]), ("g0", "g1", "g2", "g3")),
+        ("pcie", linked(nvlink=[(0, 1), (0, 2), (0, 3)]), ("g1", "g2", "g3")),
         ("pcie", linked(nvlink=[(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]), None),
         ("pix", linked(pix=[(2, 3)]), ("g2", "g3")),
         ("pix", linked(nvlink=[(0, 1)]), None),
         (None, linked(), ("g0", "g1", "g2", "g3")),
     ],
 )
-def test_a_link_picks_the_first_pair_that_has_it(link: str | None, on: Rig, uuids: tuple[str, ...] | None) -> None:
+def test_a_link_leaves_every_gpu_that_is_in_a_pair_that_has_it(
+    link: str | None, on: Rig, uuids: tuple[str, ...] | None
+) -> None:
     found = select_gpus(needs_gpus.build(2, link=link), 2, on, arch_of)
     if uuids is None:
         assert found.unmet == (Unmet("link", f"needs 2 GPUs joined by {link}, this rig has none such"),)
     else:
         assert found.uuids == uuids
+
+
+def test_a_busy_pair_does_not_keep_a_claim_from_another_pair_that_has_the_link() -> None:
+    needs, on = needs_gpus.build(2, link="nvlink"), linked(nvlink=[(0, 2), (1, 3)])
+    assert picked(needs, 2, on) == ("g0", "g2")
+    assert picked(needs, 2, on, "g2") == ("g1", "g3")
+    assert picked(needs, 2, on, "g2", "g3") is None, "g0 and g1 are free, and not joined"
+
+
+def test_gpus_that_no_whole_group_holds_are_no_candidates_for_it() -> None:
+    both = linked(pix=[(0, 1), (1, 2), (0, 2), (2, 3)])
+    assert taken(needs_gpus.build(2, link="pix"), 2, both) == ("g0", "g1", "g2", "g3")
+    assert taken(needs_gpus.build(3, link="pix"), 3, both) == ("g0", "g1", "g2")
 
 
 def test_every_pair_of_a_group_must_be_joined() -> None:
@@ -210,7 +231,7 @@ def test_two_gpus_on_one_board_are_nearer_than_one_switch() -> None:
 
 
 def test_a_single_gpu_with_nvlink_has_a_partner() -> None:
-    assert taken(needs_gpus.build(1, link="nvlink"), 1, linked(nvlink=[(2, 3)])) == ("g2",)
+    assert taken(needs_gpus.build(1, link="nvlink"), 1, linked(nvlink=[(2, 3)])) == ("g2", "g3")
     assert unmet(needs_gpus.build(1, link="nvlink"), linked()) == [
         "needs a GPU joined by nvlink, this rig has none such"
     ]

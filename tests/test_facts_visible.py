@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from pytest_gpuguard.facts.gpu import Gpu, MigDevice
+from pytest_gpuguard.facts.gpu import Gpu, GpuMemory, MigDevice
 from pytest_gpuguard.facts.visible import resolve_visible
 
 from .laws import given, st
@@ -19,7 +21,13 @@ def machine() -> list[Gpu]:
         for index, uuid in enumerate(UUIDS)
     ]
     sliced = Gpu(
-        index=4, uuid="GPU-dd", name="card", bus_id="x", mig=True, mig_devices=tuple(MigDevice(uuid) for uuid in MIGS)
+        index=4,
+        uuid="GPU-dd",
+        name="card",
+        bus_id="x",
+        memory=GpuMemory(total=9000),
+        mig=True,
+        mig_devices=tuple(MigDevice(uuid, memory=GpuMemory(total=(n + 1) * 1000)) for n, uuid in enumerate(MIGS)),
     )
     return [*gpus, sliced]
 
@@ -73,11 +81,49 @@ def test_what_a_value_leaves(value: str | None, expected: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("value", "devices"),
-    [("MIG-1112", [MIGS[1]]), ("MIG-1112,MIG-1111", list(MIGS)), ("GPU-dd", list(MIGS)), ("4", list(MIGS))],
+    [
+        ("MIG-1112", [MIGS[1]]),
+        ("MIG-1112,MIG-1111", [MIGS[1], MIGS[0]]),
+        ("MIG-1111,MIG-1112", list(MIGS)),
+        ("GPU-dd", list(MIGS)),
+        ("4", list(MIGS)),
+    ],
 )
 def test_a_mig_entry_narrows_its_parent(value: str, devices: list[str]) -> None:
     (gpu,) = resolve_visible(value, machine())
     assert [device.uuid for device in gpu.mig_devices] == devices
+
+
+@pytest.mark.parametrize(
+    ("value", "asked", "device", "memory"),
+    [
+        ("MIG-1111", True, MIGS[0], GpuMemory(total=1000)),
+        ("MIG-1112", True, MIGS[1], GpuMemory(total=2000)),
+        ("MIG-1112,MIG-1111", True, MIGS[1], GpuMemory(total=2000)),  # CUDA uses the first alone
+        ("4", False, "GPU-dd", GpuMemory(total=9000)),
+        ("GPU-dd", False, "GPU-dd", GpuMemory(total=9000)),
+        ("GPU-dd,MIG-1111", False, "GPU-dd", GpuMemory(total=9000)),
+        (None, False, "GPU-dd", GpuMemory(total=9000)),
+    ],
+)
+def test_only_a_mig_device_by_its_name_is_asked_for_and_stands_with_its_own_memory(
+    value: str | None, asked: bool, device: str, memory: GpuMemory
+) -> None:
+    gpu = resolve_visible(value, machine())[-1]
+    assert (gpu.uuid, gpu.mig_asked, gpu.device, gpu.memory) == ("GPU-dd", asked, device, memory)
+
+
+def test_what_was_asked_for_travels_with_the_facts() -> None:
+    (gpu,) = resolve_visible("MIG-1112", machine())
+    again = Gpu.from_dict(json.loads(json.dumps(gpu.to_dict())))
+    assert again == gpu
+    assert again.device == MIGS[1]
+
+
+def test_whole_gpus_and_mig_devices_may_be_named_together() -> None:
+    first, second = resolve_visible("GPU-8f2e,MIG-1112", machine())
+    assert (first.device, first.mig_asked) == (UUIDS[1], False)
+    assert (second.device, second.mig_asked) == (MIGS[1], True)
 
 
 ENTRIES = st.one_of(

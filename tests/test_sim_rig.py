@@ -47,7 +47,9 @@ def test_a_simulated_box_has_the_recorded_size_links_and_nodes() -> None:
     assert [gpu.numa for gpu in rig.gpus] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert rig.nvlink == {}
     assert Rig.from_dict(json.loads(json.dumps(rig.to_dict()))) == rig
-    assert select_gpus(Needs(sms=("120",), link="pix"), 2, rig, arch_of).uuids == tuple(uuids[:2])
+    joined = select_gpus(Needs(sms=("120",), link="pix"), 2, rig, arch_of).choice
+    assert joined.uuids == tuple(uuids), "each has a partner"
+    assert joined.pick(uuids[1:], 2) == (uuids[2], uuids[3])
 
 
 def test_a_box_with_nvlink_joins_every_pair() -> None:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 from typing import Final, Protocol
 
 from .architectures import SM_ARCHITECTURES
 from .errors import ClaimError
+from .gpuset import GpuChoice
+from .links import gpu_choice
 from .units import GIB, parse_bytes
 from .window import satisfies
 
-_LEVELS: Final = ("INTERNAL", "PIX", "PXB", "PHB", "NODE", "SYS")
 LINKS: Final = ("nvlink", "pcie", "pix")
 _ABSENT: Final[Mapping[str, str]] = {
     "driver": "this rig has no NVIDIA driver",
@@ -153,10 +153,15 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """GPUs that meet a claim's needs, in the order of preference, or the reasons why there are none."""
+    """GPUs that meet a claim's needs, of which ``choice`` picks a set, or the reasons why there are none."""
 
-    uuids: tuple[str, ...] = ()
-    unmet: tuple[Unmet, ...] = field(default=())
+    choice: GpuChoice = field(default=GpuChoice(()))
+    unmet: tuple[Unmet, ...] = ()
+
+    @property
+    def uuids(self) -> tuple[str, ...]:
+        """Every GPU that may be in such a set, in the order of preference."""
+        return self.choice.uuids
 
 
 def vram_needs(vram: str | None) -> Needs:
@@ -190,12 +195,15 @@ def check_needs(
 
 
 def select_gpus(needs: Needs, count: int, rig: RigFacts | None, arch_of: Callable[[str], str]) -> Selection:
-    """``count`` GPUs of this rig that meet the needs; deterministic, lowest PCI bus ids first."""
+    """The GPUs of this rig of which ``count`` meet the needs, in the rig's order.
+
+    A GPU that is split by MIG is none of them unless the caller named a MIG device of it; then it does for one alone.
+    """
     gpus = list(rig.usable) if rig is not None else []
-    whole = [gpu for gpu in gpus if not getattr(gpu, "mig", None)]
-    if gpus and not whole:
+    asked = [gpu for gpu in gpus if not _split(gpu) or getattr(gpu, "mig_asked", False)]
+    if gpus and not asked:
         return Selection(unmet=(Unmet("gpus", f"needs {_wanted(needs)}, this rig's GPUs are all split by MIG"),))
-    gpus = whole
+    gpus = asked
     if rig is None or not gpus:
         wanted = _wanted(replace(needs, gpus=max(needs.gpus, count)))
         return Selection(unmet=(Unmet("gpus", f"needs {wanted}, this rig has no GPUs"),))
@@ -210,6 +218,13 @@ def select_gpus(needs: Needs, count: int, rig: RigFacts | None, arch_of: Callabl
             names = " or ".join(needs.archs)
             return Selection(unmet=(Unmet("arch", f"needs {names}, this rig has {count_sms(gpus)}"),))
         gpus = right
+    whole = [gpu for gpu in gpus if not _split(gpu)]
+    if count > 1 and len(whole) < len(gpus):
+        if len(whole) < count:
+            has = f"{len(whole)} and MIG devices" if whole else "MIG devices"
+            text = f"needs {count} GPUs{_of_kind(needs)}, this rig has {has}: CUDA gives a process one MIG device only"
+            return Selection(unmet=(Unmet("gpus", text),))
+        gpus = whole
     if len(gpus) < count:
         text = f"needs {count} GPUs{_of_kind(needs)}, this rig has {len(gpus)}"
         return Selection(unmet=(Unmet("gpus", text),))
@@ -220,14 +235,11 @@ def select_gpus(needs: Needs, count: int, rig: RigFacts | None, arch_of: Callabl
             text = f"needs {count}× {needs.vram_text}, this rig has {len(gpus)}× {' / '.join(sizes)}"
             return Selection(unmet=(Unmet("vram", text),))
         gpus = right
-    uuids = [gpu.uuid for gpu in gpus]
-    if needs.link is None:
-        return Selection(uuids=tuple(uuids))
-    chosen = _linked(needs.link, uuids, count, rig)
-    if chosen is None:
+    choice = gpu_choice(gpus, needs.link, count, rig)
+    if not choice.uuids:
         wanted = f"{count} GPUs" if count > 1 else "a GPU"
         return Selection(unmet=(Unmet("link", f"needs {wanted} joined by {needs.link}, this rig has none such"),))
-    return Selection(uuids=chosen)
+    return Selection(choice)
 
 
 def count_sms(gpus: Sequence[GpuFacts]) -> str:
@@ -238,21 +250,8 @@ def count_sms(gpus: Sequence[GpuFacts]) -> str:
     return " and ".join(f"{count}× {f'SM{sm}' if sm else 'unknown SM'}" for sm, count in counts.items())
 
 
-def _linked(link: str, uuids: Sequence[str], count: int, rig: RigFacts) -> tuple[str, ...] | None:
-    def joined(a: str, b: str) -> bool:
-        if link == "nvlink":
-            return rig.nvlink.get((a, b), 0) > 0
-        if link == "pcie":
-            return rig.nvlink.get((a, b), 0) == 0
-        level = rig.topology.get((a, b))
-        return level in _LEVELS and _LEVELS.index(level) <= _LEVELS.index("PIX")
-
-    if count == 1 and link == "nvlink":
-        return next(((one,) for one in uuids if any(joined(one, other) for other in uuids if other != one)), None)
-    for group in combinations(uuids, count):
-        if all(joined(a, b) for a, b in combinations(group, 2)):
-            return group
-    return None
+def _split(gpu: GpuFacts) -> bool:
+    return bool(getattr(gpu, "mig", None))
 
 
 def _size(gpu: GpuFacts, asked: str | None) -> str:

@@ -84,9 +84,9 @@ class SGLang:
         env = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
         # As in an activated environment: JIT builds call ninja and nvcc by name.
         env["PATH"] = os.pathsep.join([os.path.dirname(spec.python), os.environ.get("PATH", os.defpath)])
-        if lease.indices:
+        if lease.cuda_visible_devices:
             env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, lease.indices))
+            env["CUDA_VISIBLE_DEVICES"] = lease.cuda_visible_devices
         return env | dict(spec.env)
 
     def port(self, spec: BootSpec, ports: PortRange) -> int:

@@ -78,7 +78,8 @@ class Gpu:
     the NUMA node of the CPUs it hangs on. ``mig``, ``ecc``, ``persistence``: on, off, or None when not supported.
     ``pcie_gen`` is the best that GPU and slot can do (the current one drops when idle), ``pcie_width`` the lanes in
     use now. ``nvlinks`` counts active links. ``fault`` says why a GPU must not be used; its other facts may then be
-    missing. ``unified``: its memory is the host's.
+    missing. ``unified``: its memory is the host's. ``mig_asked``: the caller's CUDA_VISIBLE_DEVICES names MIG devices
+    of it; ``mig_devices`` are then only those, in the caller's order, and ``memory`` is that of the first.
     """
 
     index: int
@@ -104,6 +105,15 @@ class Gpu:
     minor_number: int | None = None
     fault: str | None = None
     unified: bool = False
+    mig_asked: bool = False
+
+    @property
+    def device(self) -> str:
+        """What a server is given and memory and processes are asked of: its MIG device's UUID, if one was asked for.
+
+        CUDA gives a process the first one alone. The lock is always that of the whole GPU: ``uuid``.
+        """
+        return self.mig_devices[0].uuid if self.mig_asked and self.mig_devices else self.uuid
 
     @property
     def arch(self) -> str:
@@ -221,7 +231,7 @@ def _card_label(gpu: Gpu) -> str:
     size = "memory unknown" if gpu.memory.total is None else f"{gpu.memory.total / GIB:.1f} GiB"
     facts = [f"SM{gpu.sm}" if gpu.sm else "SM unknown", f"{size} unified" if gpu.unified else size]
     if gpu.mig:
-        facts.append(f"MIG, {len(gpu.mig_devices)} devices")
+        facts.append("one MIG device" if gpu.mig_asked else f"MIG, {len(gpu.mig_devices)} devices")
     return f"{gpu.name} ({', '.join(facts)})"
 
 

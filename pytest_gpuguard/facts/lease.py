@@ -48,7 +48,8 @@ class Lease:
     """GPUs and ports reserved for one boot.
 
     ``uuids`` and ``indices`` (PCI bus order, as CUDA_VISIBLE_DEVICES with CUDA_DEVICE_ORDER=PCI_BUS_ID wants them) are
-    parallel; both are empty for a boot on the CPU. ``host`` is the machine, ``test`` the pytest node id.
+    parallel; both are empty for a boot on the CPU. ``host`` is the machine, ``test`` the pytest node id. ``visible``
+    goes into CUDA_VISIBLE_DEVICES in place of the indices, when a MIG device is leased.
     """
 
     uuids: tuple[str, ...]
@@ -56,3 +57,9 @@ class Lease:
     ports: PortRange
     host: str
     test: str
+    visible: tuple[str, ...] = ()
+
+    @property
+    def cuda_visible_devices(self) -> str:
+        """What CUDA_VISIBLE_DEVICES is set to, under CUDA_DEVICE_ORDER=PCI_BUS_ID; "" for a boot on the CPU."""
+        return ",".join(self.visible or map(str, self.indices))

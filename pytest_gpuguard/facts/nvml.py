@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -111,6 +112,33 @@ class NvmlChild:
             hidden=hidden,
             reason=reason,
         )
+
+    def machine(self) -> Rig:
+        """All GPUs of the machine, whatever CUDA_VISIBLE_DEVICES says, without links; each is asked apart.
+
+        One that hangs has a ``fault`` as one that is lost has, and hides no other. Raises NvmlTimeout, HostFault.
+        """
+        with self._lock:
+            try:
+                host = self._open()
+            except _NvmlError as error:
+                if error.code in _NO_DRIVER:
+                    return Rig(reason=_NO_DRIVER[error.code])
+                raise self._fault(error) from None
+            raw, hung = [], {}
+            for index in range(host["count"]):
+                self._open()
+                try:
+                    raw.append(self._gpu(index))
+                except NvmlTimeout as fault:
+                    raw.append({"nvml_index": index, **self._seen.get(index, {})})
+                    hung[index] = fault.cause
+            raw.sort(key=lambda facts: (not facts.get("bus_id"), facts.get("bus_id", "").upper(), facts["nvml_index"]))
+        gpus = [as_gpu(index, facts) for index, facts in enumerate(raw)]
+        told = [
+            replace(gpu, fault=hung.get(facts["nvml_index"], gpu.fault)) for gpu, facts in zip(gpus, raw, strict=True)
+        ]
+        return Rig(tuple(told), host["driver"], host["cuda"], reason=None if told else "the NVIDIA driver sees no GPU")
 
     def memory(self, uuids: Iterable[str]) -> dict[str, GpuMemory]:
         """Memory of GPUs or MIG devices, now, in bytes."""

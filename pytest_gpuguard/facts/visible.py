@@ -21,7 +21,8 @@ def resolve_visible(value: str | None, gpus: Iterable[Gpu]) -> list[Gpu]:
     None (unset) means all of them, "" none. An entry is an index into ``gpus`` (CUDA_DEVICE_ORDER=PCI_BUS_ID), a
     full or unambiguous short UUID ("GPU-8f1e"), or a MIG UUID; indices and UUIDs do not mix. CUDA stops at the
     first invalid entry, "-1" among them, and so do we (CUDA programming guide, environment variables). A list with
-    a GPU twice makes CUDA see none. A MIG entry yields its parent, with ``mig_devices`` narrowed to those named.
+    a GPU twice makes CUDA see none. A MIG entry yields its parent as ``mig_asked``, with ``mig_devices`` narrowed to
+    those named, in that order, and the memory of the first, which is the one that CUDA would use.
     """
     machine = list(gpus)
     if value is None:
@@ -59,12 +60,12 @@ def _by_uuid(entries: list[str], machine: list[Gpu]) -> list[Gpu]:
             order.append(gpu)
         if mig:
             slices.setdefault(gpu.uuid, []).append(mig)
-    return [
-        replace(gpu, mig_devices=tuple(device for device in gpu.mig_devices if device.uuid in slices[gpu.uuid]))
-        if gpu.uuid in slices and gpu.uuid not in whole
-        else gpu
-        for gpu in order
-    ]
+    return [_narrowed(gpu, slices[gpu.uuid]) if gpu.uuid in slices and gpu.uuid not in whole else gpu for gpu in order]
+
+
+def _narrowed(gpu: Gpu, migs: list[str]) -> Gpu:
+    devices = sorted((one for one in gpu.mig_devices if one.uuid in migs), key=lambda one: migs.index(one.uuid))
+    return replace(gpu, mig_asked=True, mig_devices=tuple(devices), memory=devices[0].memory)
 
 
 def _candidates(entry: str, machine: list[Gpu]) -> list[tuple[Gpu, str | None]]:
