@@ -7,34 +7,25 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .claims.gpuset import GpuChoice
 from .claims.observation import Observation
 from .claims.outcome import HOST_FAULTS
 from .engines.base import BootSpec, Engine
 from .engines.boot import Boot, Limits, Progress
-from .facts.holders import describe_dirty
 from .facts.kernel import KernelWatch
-from .facts.lease import Lease, PortRange, UnsupportedPlatform
+from .facts.lease import Lease
+from .reserve import LeaseFailed, if_alone
 
 if TYPE_CHECKING:
     from .session import Session
-
-
-class LeaseFailed(RuntimeError):
-    """GPUs, ports or the server slot could not be had, or a GPU is not clean. ``outcome`` is the host fault."""
-
-    def __init__(self, outcome: str, message: str) -> None:
-        super().__init__(message)
-        self.outcome = outcome
 
 
 @dataclass(slots=True)
@@ -52,13 +43,6 @@ class LiveBoot:
     def usable(self) -> bool:
         """Whether another claim may be judged by it: a server that is up, or one that failed to come up."""
         return not self.observation.ready or (self.boot is not None and self.boot.alive)
-
-
-def _in_the_way(error: Exception) -> str:
-    """What kept a lease from being had, in one line: who first, because lines get cut at their end."""
-    who = "; ".join(map(str, getattr(error, "holders", ())))
-    said = re.sub(r"\s*\n\s*", " ", str(error))
-    return f"{who}: {said}" if who else said
 
 
 def _ignore_in_git(log_dir: Path) -> None:
@@ -130,7 +114,7 @@ class BootPool:
         spec: BootSpec,
         engine: Engine,
         test: str,
-        candidates: Sequence[str],
+        choice: GpuChoice,
         *,
         key: Hashable = None,
         shared: bool = True,
@@ -151,9 +135,11 @@ class BootPool:
         held: list[Any] = []
         boot: Boot | None = None
         try:
-            lease = self._lease(spec, test, candidates, held, on_wait)
+            if not spec.gpus:
+                self._refuse_second_cpu_server()
+            lease = self._session.reservations.take(spec, test, choice, held, on_wait)
             boot = self._make(spec, engine, lease, held, version, on_progress, test)
-            observation = boot.run()
+            observation = if_alone(boot.run(), held)
         except BaseException:
             if boot is not None:
                 boot.stop()
@@ -174,7 +160,7 @@ class BootPool:
             boot, live.boot = live.boot, None
             try:
                 boot.stop()
-                leak = self._leak(boot)
+                leak = self._session.reservations.give_back(live.held, boot, f"after {live.spec.model} stopped")
             except Exception as error:
                 leak = f"{live.spec.model} could not be stopped cleanly: {error}"
             finally:
@@ -210,7 +196,7 @@ class BootPool:
             Limits(config.stall_s, config.grace_s),
             version=version,
             majors=self._majors(lease.uuids),
-            fds=[fd for one in held for fd in one.fds],
+            fds=[*(fd for one in held for fd in one.fds), *(self._session.production_fds if lease.uuids else ())],
             on_progress=on_progress,
             used_bytes=(lambda: self._used(lease.uuids)) if lease.uuids else None,
             kernel=self._kernel_watch(lease.uuids),
@@ -224,51 +210,6 @@ class BootPool:
         buses = {uuid: self._session.rig.gpu(uuid).bus_id for uuid in uuids}
         return KernelWatch(buses, events=XidWatch(uuids) if uuids else None)
 
-    # -------------------------------------------------------------------------------------------------------- lease
-
-    def _lease(
-        self,
-        spec: BootSpec,
-        test: str,
-        candidates: Sequence[str],
-        held: list[Any],
-        on_wait: Callable[[str], None] | None,
-    ) -> Lease:
-        from .lease.dirs import LockDirError
-        from .lease.flocks import LeaseTimeout
-        from .lease.gpus import lease_gpus
-        from .lease.ports import PortsExhausted, lease_ports
-        from .lease.slots import lease_slot
-
-        config, locks = self._session.config, self._session.gpu_locks
-
-        def waiting(holders: Sequence[Any], seconds: float) -> None:
-            if on_wait is not None:
-                on_wait(f"waiting for {', '.join(map(str, holders)) or 'a lease'} since {seconds:.0f} s")
-
-        try:
-            uuids: tuple[str, ...] = ()
-            if spec.gpus:
-                if spec.exclusive:  # the whole box, so that nobody else's traffic is measured
-                    everything = [*candidates, *(gpu.uuid for gpu in self._session.rig.usable)]
-                    wanted = list(dict.fromkeys(everything))
-                    gpus = lease_gpus(wanted, len(wanted), config.wait_s, waiting, test=test, directory=locks)
-                else:
-                    gpus = lease_gpus(candidates, spec.gpus, config.wait_s, waiting, test=test, directory=locks)
-                held.append(gpus)
-                uuids = gpus.uuids[: spec.gpus]
-            else:
-                self._refuse_second_cpu_server()
-                held.append(lease_slot(wait_s=config.wait_s, on_wait=waiting, test=test))
-            first, last = config.ports
-            ports = lease_ports(first, last, test=test)
-            held.append(ports)
-        except (LeaseTimeout, PortsExhausted, LockDirError, UnsupportedPlatform) as error:
-            raise LeaseFailed("infra.lease", _in_the_way(error)) from error
-        self._clean_room(uuids)
-        indices = tuple(self._session.rig.gpu(uuid).index for uuid in uuids)
-        return Lease(uuids, indices, PortRange(ports.base, ports.size), socket.gethostname(), test)
-
     def _refuse_second_cpu_server(self) -> None:
         """Our own process has the slot already: waiting for itself would take until the wait is over."""
         for live in self._live:
@@ -279,53 +220,10 @@ class BootPool:
                     f"call stop() on the first one",
                 )
 
-    @contextmanager
-    def leased_gpus(self, candidates: Sequence[str], count: int, test: str) -> Iterator[tuple[str, ...]]:
-        """GPUs without a server, clean before and after. Raises LeaseFailed."""
-        from .lease.dirs import LockDirError
-        from .lease.flocks import LeaseTimeout
-        from .lease.gpus import lease_gpus
-
-        try:
-            wait_s, locks = self._session.config.wait_s, self._session.gpu_locks
-            gpus = lease_gpus(candidates, count, wait_s, test=test, directory=locks)
-        except (LeaseTimeout, LockDirError, UnsupportedPlatform) as error:
-            raise LeaseFailed("infra.lease", _in_the_way(error)) from error
-        with gpus:
-            self._clean_room(gpus.uuids)
-            yield gpus.uuids
-            dirty = self._dirty(gpus.uuids)
-            if dirty:
-                raise LeaseFailed("infra.dirty_gpu", "memory did not come back after the test: " + "; ".join(dirty))
-
-    def _clean_room(self, uuids: Sequence[str]) -> None:
-        dirty = self._dirty(uuids)
-        if dirty:
-            raise LeaseFailed("infra.dirty_gpu", "not clean before the boot: " + "; ".join(dirty))
-
-    def _leak(self, boot: Boot) -> str | None:
-        dirty = self._dirty(boot.lease.uuids)
-        return f"after {boot.spec.model} stopped, memory did not come back: " + "; ".join(dirty) if dirty else None
-
-    def _dirty(self, uuids: Sequence[str]) -> list[str]:
-        if not uuids:
-            return []
-        from .lease.clean import wait_until_clean
-
-        config, devices = self._session.config, self._session.devices
-        found = wait_until_clean(
-            lambda: {uuid: memory.used for uuid, memory in devices.memory(uuids).items()},
-            uuids,
-            config.baseline_bytes,
-            config.reclaim_s,
-            unknown_is_clean=True,
-        )
-        processes = devices.processes([uuid for uuid, _ in found]) if found else {}
-        return [describe_dirty(uuid, used, processes.get(uuid, [])) for uuid, used in found]
-
     def _majors(self, uuids: Sequence[str]) -> tuple[int, ...]:
         found = (self._session.rig.gpu(uuid).compute_capability for uuid in uuids)
         return tuple(sorted({one[0] for one in found if one is not None}))
 
     def _used(self, uuids: Sequence[str]) -> int:
-        return sum(memory.used or 0 for memory in self._session.devices.memory(uuids).values())
+        devices = [self._session.rig.gpu(uuid).device for uuid in uuids]
+        return sum(memory.used or 0 for memory in self._session.devices.memory(devices).values())

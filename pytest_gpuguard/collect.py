@@ -152,22 +152,33 @@ def _extra_marks(built: Claim | Needs | None, ours: list[pytest.Mark]) -> tuple[
     return tuple(extra)
 
 
+def uses_server(item: pytest.Item) -> bool:
+    """Whether a test's own code gets at its claim's server, so that nobody may join it afterwards."""
+    return not _SERVER.isdisjoint(getattr(item, "fixturenames", ()))
+
+
 def ordered(items: list[pytest.Item]) -> list[pytest.Item]:
-    """The same items with equal servers side by side: those that only observe first, then those that use theirs."""
+    """The same items with equal servers side by side: those that only observe first, then those that use theirs.
+
+    Servers are equal when they are declared alike, for as many GPUs, on the same stack. Among those that observe,
+    tests that take the same kind of GPUs stay together.
+    """
     keys: dict[int, Hashable] = {}  # equal marks share one claim, so few keys are ever made
     first: dict[Hashable, int] = {}
-    places: list[tuple[int, bool, int]] = []
+    kinds: dict[Hashable, int] = {}
+    places: list[tuple[int, bool, int, int]] = []
     for position, item in enumerate(items):
         claim = item.stash.get(CLAIM, None)
         if claim is None or claim.serves is None:
-            places.append((position, False, position))
+            places.append((position, False, position, position))
             continue
         if id(claim) not in keys:
             keys[id(claim)] = (*claim.serves.identity, claim.gpus)
-        start = first.setdefault(keys[id(claim)], position)
-        uses = not _SERVER.isdisjoint(getattr(item, "fixturenames", ()))
-        places.append((start, uses, position))
-    return [items[position] for _, _, position in sorted(places)]
+        key = (keys[id(claim)], item.ihook.pytest_gpuguard_stack(item=item))
+        start = first.setdefault(key, position)
+        kind = kinds.setdefault((key, claim.needs), position)
+        places.append((start, uses_server(item), kind, position))
+    return [items[position] for *_, position in sorted(places)]
 
 
 def _build(item: pytest.Item, marks: list[pytest.Mark]) -> Claim | Needs | None:

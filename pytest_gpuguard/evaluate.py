@@ -5,16 +5,17 @@ The test's own code runs between ``boot`` and ``judge``; what it did comes in as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from .boots import LeaseFailed, LiveBoot
+from .boots import LiveBoot
 from .claims.claim import Claim, Serves
 from .claims.errors import ClaimError
 from .claims.expect import ExpectToks
+from .claims.gpuset import GpuChoice
 from .claims.needs import select_gpus
 from .claims.observation import Decisive, Observation
 from .claims.outcome import ARGS_REMOVED
@@ -29,6 +30,7 @@ from .facts.faults import HostFault
 from .facts.gpu import arch_of
 from .facts.models import ModelMissing
 from .facts.stack import Stack, StackError
+from .reserve import LeaseFailed, if_alone
 from .session import DRIVEN, FlagsUnknown, Session, StackAbsent
 from .situation import ModelOf, Situation
 
@@ -103,17 +105,17 @@ class Evaluation(Situation):
         if isinstance(prepared, Observation):
             self._observed.append(prepared)
             return None
-        candidates: Sequence[str] = ()
+        choice = GpuChoice(())
         if prepared.gpus:
-            candidates = select_gpus(self.claim.needs, prepared.gpus, self.session.rig, arch_of).uuids
-        live = None if fresh else self.session.pool.find(prepared, candidates)
+            choice = select_gpus(self.claim.needs, prepared.gpus, self.session.rig, arch_of).choice
+        live = None if fresh else self.session.pool.find(prepared, choice.uuids)
         if live is None:
             try:
                 live = self.session.pool.boot(
                     prepared,
                     engine,
                     self.test,
-                    candidates,
+                    choice,
                     key=self.share_key(),
                     shared=not fresh,
                     version=stack.package(engine.package),
@@ -201,8 +203,8 @@ class Evaluation(Situation):
     def leased(self) -> Iterator[tuple[str, ...]]:
         """GPUs for a test that boots nothing, clean before and after. Raises LeaseFailed."""
         count = self.claim.gpus
-        candidates = select_gpus(self.claim.needs, count, self.session.rig, arch_of).uuids
-        with self.session.pool.leased_gpus(candidates, count, self.test) as uuids:
+        choice = select_gpus(self.claim.needs, count, self.session.rig, arch_of).choice
+        with self.session.reservations.gpus(choice, count, self.claim.needs.exclusive, self.test) as uuids:
             yield uuids
 
     def measure(self, live: LiveBoot) -> None:
@@ -244,7 +246,7 @@ class Evaluation(Situation):
                 if again.ready:
                     live.observation = replace(live.observation, tail=again.tail, resolved=again.resolved)
                 else:
-                    live.observation = replace(again, samples=live.observation.samples)
+                    live.observation = if_alone(replace(again, samples=live.observation.samples), live.held)
             found.append(live.observation)
         return found
 

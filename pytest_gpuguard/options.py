@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -42,6 +43,13 @@ class Config:
     baseline_bytes: int
     reclaim_s: float
     signatures: tuple[str, ...] = ()
+    #: Seconds for the whole run, None without a budget.
+    budget_s: float | None = None
+    pack: bool = False
+    #: The commands that stop and start the unit that normally owns the GPUs: both or neither.
+    vacate: tuple[str, ...] = ()
+    restore: tuple[str, ...] = ()
+    hook_timeout_s: float = 600.0
 
     @property
     def simulated(self) -> bool:
@@ -85,6 +93,20 @@ _OPTIONS: Final = (
         "REASONS",
     ),
     _Option("fail-on", "verdicts that fail the run: worse, changed, better", ",".join(FAIL_ON), "VERDICTS"),
+    _Option(
+        "budget",
+        "evaluate the most valuable claims that fit this time, measured from pytest's start: 90s, 25m, 2h",
+        None,
+        "TIME",
+    ),
+    _Option(
+        "pack",
+        "under pytest-xdist (-n auto: as many workers as GPUs) start each claim when its GPUs are free, the longest "
+        "first, and share boots; without -n claims run one after the other",
+        None,
+        None,
+        "bool",
+    ),
     _Option("strict", "an INCONCLUSIVE claim fails the run", None, None, "bool"),
     _Option("ports", "the range that servers take their ports from", "20000-32767", "FIRST-LAST"),
     _Option("log-dir", "where server logs are written (default: .gpuguard/logs in the root folder)", "", "DIR"),
@@ -106,6 +128,9 @@ _OPTIONS: Final = (
     _Option("grace", "how long a server may take to stop after SIGTERM", "30s", "TIME", flag=False),
     _Option("baseline", "used memory that a clean GPU may show", "1GiB", "SIZE", flag=False),
     _Option("reclaim", "how long to wait for the driver to give GPU memory back", "180s", "TIME", flag=False),
+    _Option("vacate", "the command that stops the production unit which normally owns the GPUs", "", flag=False),
+    _Option("restore", "the command that starts it again after the last run", "", flag=False),
+    _Option("hook-timeout", "how long each of these commands may take", "10m", "TIME", flag=False),
 )
 
 
@@ -131,6 +156,7 @@ def read_config(config: pytest.Config) -> Config:
     root = config.rootpath
     log_dir = values["log-dir"]
     rig = _rig(values["rig"])
+    vacate, restore = _hooks(values["vacate"], values["restore"])
     return Config(
         rig=rig,
         stacks=_stacks(values["stack"] or [], rig),
@@ -146,6 +172,11 @@ def read_config(config: pytest.Config) -> Config:
         baseline_bytes=_parsed("baseline", values["baseline"], parse_bytes),
         reclaim_s=_parsed("reclaim", values["reclaim"], _duration),
         signatures=_signatures(root, values["signatures"] or []),
+        pack=bool(values["pack"]),
+        budget_s=_parsed("budget", values["budget"], _duration) if values["budget"] is not None else None,
+        vacate=vacate,
+        restore=restore,
+        hook_timeout_s=_parsed("hook-timeout", values["hook-timeout"], _duration),
     )
 
 
@@ -172,6 +203,11 @@ def _parsed(name: str, text: str, parse: Callable[[str], T]) -> T:
 def is_simulated(config: pytest.Config) -> bool:
     """Whether this run's rig is simulated, by command line or ini: for a conftest that has a stack or models for it."""
     return str(_value(config, _OPTIONS[0])).startswith(SIMULATED)
+
+
+def is_packed(config: pytest.Config) -> bool:
+    """Whether command line or ini asks for packing: needed before the run is configured."""
+    return bool(_value(config, next(option for option in _OPTIONS if option.name == "pack")))
 
 
 def names_a_stack(config: pytest.Config) -> bool:
@@ -221,6 +257,28 @@ def _signatures(root: Path, texts: list[str]) -> tuple[str, ...]:
     except SignatureError as error:
         raise pytest.UsageError(f"--gpuguard-signatures: {error}") from None
     return paths
+
+
+def _hooks(*texts: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The words of the commands ``vacate`` and ``restore``. One without the other would take the unit down for good."""
+    found = []
+    for name, text in zip(("vacate", "restore"), texts, strict=True):
+        try:
+            found.append(tuple(shlex.split(text)))
+        except ValueError as error:
+            raise pytest.UsageError(f"gpuguard_{name}: {text!r} is no command: {error}") from None
+    vacate, restore = found
+    if vacate and not restore:
+        raise pytest.UsageError(
+            "gpuguard_restore: gpuguard_vacate stops the production unit, so add the command that starts it again, "
+            "such as gpuguard_restore = sudo systemctl start sglang.service"
+        )
+    if restore and not vacate:
+        raise pytest.UsageError(
+            "gpuguard_vacate: gpuguard_restore starts the production unit, so add the command that stops it before, "
+            "such as gpuguard_vacate = sudo systemctl stop sglang.service"
+        )
+    return vacate, restore
 
 
 def _pairs(name: str, texts: list[str]) -> tuple[tuple[str, str], ...]:

@@ -26,7 +26,7 @@ from .fixtures import (
     stack,
 )
 from .names import ARCHITECTURES, MARKS
-from .options import Config, add_options, read_config
+from .options import Config, add_options, is_packed, read_config
 
 if TYPE_CHECKING:
     from .collect import Collector
@@ -99,6 +99,10 @@ class Manager:
             from .report.terminal import Summary
 
             self._summary = Summary(self.settings.require)
+            if not hasattr(self.config, "workerinput"):
+                from .packing.recorder import Recorder
+
+                self.config.pluginmanager.register(Recorder(self.config, self._summary.results), "gpuguard-recorder")
         return self._summary
 
     @property
@@ -147,6 +151,37 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(newhooks)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
+    """Refuse what packing cannot go with, before xdist changes what was given."""
+    if is_packed(config) and not config.option.collectonly and not hasattr(config, "workerinput"):
+        from .packing.controller import check_options
+
+        check_options(config)
+    return (yield)
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """``-n auto`` of a packed run: as many workers as there are GPUs."""
+    if not is_packed(config) or config.option.collectonly or config.option.numprocesses != "auto":
+        return None
+    if os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS"):
+        return None
+    from .packing.controller import auto_workers
+
+    return auto_workers(config)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Why a packed run does not run claims side by side."""
+    if not is_packed(config) or config.option.collectonly or config.pluginmanager.hasplugin("dsession"):
+        return None
+    if not config.pluginmanager.hasplugin("xdist"):
+        return "packing: pytest-xdist is not installed: claims run one after the other, equal servers boot once"
+    return "packing: claims run one after the other, equal servers boot once; add -n auto to use all GPUs at once"
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Register our marks, read the options, and let xdist know us."""
     if getattr(config.option, "markers", False):
@@ -173,11 +208,23 @@ def pytest_configure(config: pytest.Config) -> None:
         from .rehearsed import Rehearsed
 
         config.pluginmanager.register(Rehearsed(settings), "gpuguard-rehearsed")
+    if settings.budget_s is not None and not config.option.collectonly:
+        from .packing.budgeted import Budgeted
+
+        config.pluginmanager.register(Budgeted(config, settings), "gpuguard-budget")
     # xdist registers its session after us, but has decided by now.
     if getattr(config.option, "dist", "no") != "no" and not hasattr(config, "workerinput"):
         from .xdist import Controller
 
         config.pluginmanager.register(Controller(config), "gpuguard-xdist")
+    if getattr(config, "workerinput", {}).get("gpuguard_pack"):
+        from .packing.worker import Announcer, PackedWorker
+        from .xdist import worker_share
+
+        folder = worker_share(config)
+        assert folder is not None
+        config.pluginmanager.register(PackedWorker(folder), "gpuguard-packed-worker")
+        config.pluginmanager.register(Announcer(folder), "gpuguard-announcer")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -201,16 +248,22 @@ def pytest_make_collect_report(
     return report
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Add marks before ``-m`` looks at them; put equal servers side by side."""
-    manager = config.stash[MANAGER]
-    if manager.collector is not None:
-        manager.collector.add_marks(items)
-        if manager.collector.shared:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, object, object]:
+    """Add marks before ``-m`` looks at them; put equal servers side by side, also after others have moved tests."""
+    collector = config.stash[MANAGER].collector
+    if collector is not None:
+        collector.add_marks(items)
+        if collector.shared:
             from .collect import ordered
 
+            items[:] = ordered(items)  # before, because ``--stepwise`` looks for a place in the order that will be run
+            result = yield
             items[:] = ordered(items)
+            return result
+    return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)

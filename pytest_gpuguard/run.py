@@ -21,11 +21,14 @@ from .claims.verdict import Body, Judgement, Verdict, worst
 from .collect import CLAIM, GATE
 from .engines.handle import PendingServer, ServerHandle
 from .evaluate import BootFailed, Evaluation
+from .packing.memory import Memory
+from .packing.scheduler import assigned
 from .report.payload import REPORT_KEY, labelled, payload, spoken
 from .report.progress import ProgressLine
 from .session import Session
 from .terms import SKIP_BODY, XFAIL, body_of, drop_xfail, finish, skip, unjudged
 from .timeouts import TIMER, ClaimTimeout
+from .xdist import STOP
 
 if TYPE_CHECKING:
     from .boots import LiveBoot
@@ -48,9 +51,10 @@ class Runner:
     def __init__(self, config: pytest.Config, settings: Config, share: Path | None) -> None:
         self.config = config
         self.settings = settings
-        self.session = Session(settings, share)
+        self.session = Session(settings, share, lambda: assigned(share) if share is not None else ())
         self._share = share
         self.progress = ProgressLine(config)
+        self.memory = Memory(self)
 
     # ------------------------------------------------------------------------------------------------------- set-up
 
@@ -79,26 +83,29 @@ class Runner:
         for key in keys:  # a test that is run again starts anew
             if key in item.stash:
                 del item.stash[key]
-        if CLAIM not in item.stash and GATE not in item.stash:
+        refused = self.memory.begin(item)
+        if CLAIM not in item.stash and GATE not in item.stash and refused is None:
             return
         if CLAIM in item.stash and next(item.iter_markers("xfail"), None) is not None:
             pytest.fail(XFAIL, pytrace=False)
-        if self._share is not None:
-            from .xdist import STOP
-
-            if (self._share / STOP).exists():
-                skip(item, "the run was stopped by a failure elsewhere")
+        if self._share is not None and (self._share / STOP).exists():
+            skip(item, "the run was stopped by a failure elsewhere")
         evaluation = self.evaluation(item)
         unmet = evaluation.unmet()
         if unmet:
             text = "; ".join(one.text for one in unmet)
-            self._record_setup(item, Verdict.NOT_EVALUATED, "none", text, unmet[0].kind)
-            skip(item, labelled(self.settings.label, f"NOT_EVALUATED: {text}"))
+            self._not_evaluated(item, text, unmet[0].kind)
+        if refused is not None:
+            self._not_evaluated(item, refused, "budget")
         fault = evaluation.fault() if evaluation.claim.serves is None else None
         if fault is not None:  # no boot will meet it: without this the body would run as if the needs were met
             outcome, words = fault
             self._record_setup(item, Verdict.INFRA, outcome, f"{outcome}: {words}")
             pytest.fail(labelled(self.settings.label, f"INFRA: {outcome}: {words}"), pytrace=False)
+
+    def _not_evaluated(self, item: pytest.Item, text: str, reason: str) -> None:
+        self._record_setup(item, Verdict.NOT_EVALUATED, "none", text, reason)
+        skip(item, labelled(self.settings.label, f"NOT_EVALUATED: {text}"))
 
     def _record_setup(
         self, item: pytest.Item, verdict: Verdict, outcome: str, fact: str, reason: str | None = None
@@ -165,7 +172,7 @@ class Runner:
         serves = claim.serves
         assert serves is not None
         handle = item.funcargs.get("server") or item.funcargs.get("gpuguard_server")
-        live = self._paused(
+        live = self._booted(
             item,
             lambda: evaluation.boot(
                 serves,
@@ -174,6 +181,7 @@ class Runner:
                 on_wait=self.progress.waiting(item.nodeid),
             ),
         )
+        self.memory.note_boot(item, live)
         if live is not None and live.boot is not None and live.observation.ready:
             self._paused(item, lambda: evaluation.measure(live))
             if isinstance(handle, PendingServer):
@@ -205,7 +213,7 @@ class Runner:
         if unmet:
             item.stash[SKIPPED] = unmet[0].kind
             skip(item, "; ".join(one.text for one in unmet))
-        live = self._paused(
+        live = self._booted(
             item,
             lambda: evaluation.boot(
                 declared,
@@ -220,6 +228,10 @@ class Runner:
         if live.boot is None or not live.observation.ready:
             raise BootFailed(live.observation)
         return ServerHandle(live.boot, live.observation)
+
+    def _booted(self, item: pytest.Item, work: Callable[[], T]) -> T:
+        """Boot, which counts for none of the test's own time."""
+        return self._paused(item, lambda: self.memory.watch(item).boot(work))
 
     def _paused(self, item: pytest.Item, work: Callable[[], T]) -> T:
         """Boot or measure with the test's own clock standing still."""
@@ -239,6 +251,7 @@ class Runner:
 
     def _record(self, item: pytest.Item, judgements: tuple[Judgement, ...], observations: list[Observation]) -> None:
         evaluation = self.evaluation(item)
+        decides = worst(judgements).verdict
         data = payload(
             item.nodeid,
             evaluation.claim,
@@ -248,6 +261,8 @@ class Runner:
             translated=evaluation.translated,
             label=self.settings.label,
             prediction=evaluation.forecast(),
+            parts=self.memory.parts(item) if decides not in (Verdict.INFRA, Verdict.NOT_EVALUATED) else None,
+            seconds=self.memory.watch(item).seconds(observations),
         )
         item.stash[PAYLOAD] = data
         item.user_properties[:] = [one for one in item.user_properties if not one[0].startswith("gpuguard_")]

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,10 +23,14 @@ if TYPE_CHECKING:
     from .boots import BootPool
     from .diagnose.signature import SignatureFile
     from .engines.base import Engine
+    from .facts.faults import HostFault
     from .facts.gpu import Rig
     from .facts.nvml import NvmlChild
     from .facts.stack import Stack
+    from .lease.clean import CleanRoom
+    from .lease.production import Production
     from .options import Config
+    from .reserve import Reservations
     from .sim.memory import SimulatedGpus
 
 #: Engines that this version drives. The others are declared and judged NOT_EVALUATED.
@@ -52,10 +56,16 @@ class FlagsUnknown(RuntimeError):
 
 
 class Session:
-    """The services of one run. ``share`` is the folder that xdist workers exchange facts through, or None."""
+    """The services of one run. ``share`` is the folder that xdist workers exchange facts through, or None.
 
-    def __init__(self, config: Config, share: Path | None = None) -> None:
+    ``assigned()`` are the GPUs that the controller of a packed run means this worker's next lease to take.
+    """
+
+    def __init__(
+        self, config: Config, share: Path | None = None, assigned: Callable[[], tuple[str, ...]] = tuple
+    ) -> None:
         self.config = config
+        self.assigned = assigned
         self._share = share
         self._rig: Rig | None = None
         self._nvml: NvmlChild | None = None
@@ -64,6 +74,7 @@ class Session:
         self._pool: BootPool | None = None
         self._simulated: SimulatedGpus | None = None
         self._scratch: Path | None = None
+        self._production: Production | None = None
         self._lock = threading.RLock()
 
     # -------------------------------------------------------------------------------------------------------- facts
@@ -101,6 +112,52 @@ class Session:
     def gpu_locks(self) -> Path | None:
         """The folder of the locks on GPUs: None for the host's own; a simulated rig's GPUs are this run's alone."""
         return self._private("locks") if self.simulated else None
+
+    @property
+    def clean_room(self) -> CleanRoom:
+        """How this run looks at the memory of GPUs before and after they are used."""
+        from .lease.clean import CleanRoom
+
+        return CleanRoom(self._used, self._holders, self.config.baseline_bytes, self.config.reclaim_s)
+
+    def _used(self, uuids: Sequence[str]) -> dict[str, int | HostFault | None]:
+        """Used bytes by UUID, or the fault of a GPU that cannot be asked. Raises HostFault of the whole host."""
+        from .facts.faults import HostFault, NvmlTimeout
+
+        found: dict[str, int | HostFault | None] = {}
+        for uuid in uuids:
+            device = self.rig.gpu(uuid).device
+            try:
+                found[uuid] = self.devices.memory([device])[device].used
+            except HostFault as fault:
+                if fault.gpu is None and not isinstance(fault, NvmlTimeout):
+                    raise
+                found[uuid] = fault
+        return found
+
+    def _holders(self, uuids: Sequence[str]) -> dict[str, list[tuple[int, int | None]]]:
+        named = {uuid: self.rig.gpu(uuid).device for uuid in uuids}
+        found = self.devices.processes(named.values())
+        return {uuid: found[device] for uuid, device in named.items()}
+
+    def vacate(self) -> None:
+        """Have the production unit give its GPUs up, where there is one. Raises ProductionError, LockDirError."""
+        if self._production is None and self.config.vacate and not self.simulated:
+            from .lease.production import Production
+
+            self._production = Production(
+                self.config.vacate,
+                self.config.restore,
+                self.config.log_dir / "production.log",
+                timeout_s=self.config.hook_timeout_s,
+            )
+        if self._production is not None:
+            self._production.vacate()
+
+    @property
+    def production_fds(self) -> tuple[int, ...]:
+        """What boots hand on to their wardens, so that the production unit waits for them too."""
+        return self._production.fds if self._production is not None else ()
 
     def _private(self, name: str) -> Path:
         """A folder of this run: that of all xdist workers where there are some."""
@@ -271,11 +328,22 @@ class Session:
             self._pool = BootPool(self)
         return self._pool
 
+    @property
+    def reservations(self) -> Reservations:
+        """Takes what boots need of this host."""
+        from .reserve import Reservations
+
+        return Reservations(self)
+
     def close(self) -> list[str]:
         """Stop everything; returns what was wrong at the end, one line each."""
         problems = []
         if self._pool is not None:
             problems = self._pool.close()
+        if self._production is not None:
+            problem = self._production.restore(2 * self.config.hook_timeout_s)
+            problems += [problem] if problem is not None else []
+            self._production = None
         if self._nvml is not None:
             self._nvml.close()
             self._nvml = None

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .run import Runner
 
 
+#: The rig as JSON data, where it was asked before the folder was there.
+RIG: Final = pytest.StashKey[dict[str, Any]]()
 #: Its presence in the shared folder tells workers that the run is over.
 STOP: Final = "stop"
 
@@ -34,11 +36,24 @@ class Controller:
         self._folder = Path(tempfile.mkdtemp(prefix="gpuguard-"))
         self._told = False
         self._failed = 0
+        rig = config.stash.get(RIG, None)
+        if rig is not None:  # asked already, for the number of workers
+            (self._folder / "rig.json").write_text(json.dumps(rig))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Tell a worker the folder that facts are shared through."""
+        """Tell a worker the folder that facts are shared through, and whether claims are packed."""
         node.workerinput["gpuguard_share"] = str(self._folder)
+        node.workerinput["gpuguard_pack"] = settings_of(self._config).pack
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config) -> object | None:
+        """Our own scheduler for a packed run, else xdist's."""
+        if not settings_of(config).pack:
+            return None
+        from .packing.controller import make_scheduler
+
+        return make_scheduler(config, self._folder)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any) -> None:
@@ -54,9 +69,10 @@ class Controller:
         from .session import Session
 
         data = json.loads(found.read_text())
-        session = Session(_settings(self._config), self._folder)
+        session = Session(settings_of(self._config), self._folder)
         try:
-            lines = facts_lines(session, [StackRef(**one) for one in data["stacks"]])
+            stacks = [StackRef(**one) for one in data["stacks"]]
+            lines = facts_lines(session, stacks, locks=any(one["gpus"] for one in data["claims"]))
         finally:
             session.close()
         reporter.ensure_newline()
@@ -69,6 +85,23 @@ class Controller:
         self._failed += report.failed and not hasattr(report, "wasxfail")
         most = self._config.option.maxfail
         if most and self._failed >= most:
+            self._stop()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """After a worker has ended the run (``pytest.exit``, Ctrl-C, ``--stepwise``) the others begin no test."""
+        output = getattr(node, "workeroutput", None) or {}
+        interrupted = output.get("exitstatus") == pytest.ExitCode.INTERRUPTED
+        if interrupted or output.get("shouldstop") or output.get("shouldfail"):
+            self._stop()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self) -> None:
+        """Also when only the controller was interrupted: workers end, and should begin nothing meanwhile."""
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._folder.is_dir():
             (self._folder / STOP).touch()
 
     def lost(self, report: pytest.TestReport) -> dict[str, Any] | None:
@@ -79,7 +112,7 @@ class Controller:
             data = json.loads(file.read_text())
             if any(one["nodeid"] == report.nodeid for one in data["claims"]):
                 return lost_payload(
-                    report.nodeid, "the xdist worker that ran it crashed", _settings(self._config).label
+                    report.nodeid, "the xdist worker that ran it crashed", settings_of(self._config).label
                 )
         return None
 
@@ -121,7 +154,8 @@ def write_claims(session: pytest.Session) -> None:
     scratch.replace(folder / f"claims-{worker}.json")
 
 
-def _settings(config: pytest.Config) -> Any:
+def settings_of(config: pytest.Config) -> Any:
+    """The settings of this run."""
     from .plugin import MANAGER
 
     return config.stash[MANAGER].settings

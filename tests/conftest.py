@@ -38,9 +38,9 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def _own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks and caches of the tests are their own: they neither wait for, nor disturb, real runs on this machine."""
-    base = tmp_path_factory.getbasetemp()
-    monkeypatch.setenv("GPUGUARD_LOCK_DIR", str(base / "locks"))
-    monkeypatch.setenv("GPUGUARD_CACHE_DIR", str(base / "cache"))
+    # A folder of locks for each test: stand-in GPUs have the same UUIDs, and quarantines last.
+    monkeypatch.setenv("GPUGUARD_LOCK_DIR", str(tmp_path_factory.mktemp("locks")))
+    monkeypatch.setenv("GPUGUARD_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
 Run = Callable[..., pytest.RunResult]

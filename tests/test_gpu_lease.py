@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpuguard.lease import dirs
-from pytest_gpuguard.lease.clean import GIB, wait_until_clean
+from pytest_gpuguard.lease import dirs, fifo
 from pytest_gpuguard.lease.dirs import LockDirError, lock_dir, usable
-from pytest_gpuguard.lease.flocks import Holder, LeaseTimeout, Locks
-from pytest_gpuguard.lease.gpus import DOOR, lease_gpus
+from pytest_gpuguard.lease.fifo import ASLEEP_S, MOST_PASSED
+from pytest_gpuguard.lease.flocks import Holder, LeaseDeadlock, LeaseTimeout, Locks
+from pytest_gpuguard.lease.gpus import lease_gpus
 from pytest_gpuguard.lease.slots import CPU_SERVER, lease_slot
 from tests.needs import need
 from tests.trees import ROOT
@@ -169,28 +169,198 @@ def test_big_and_small_leases_contend_without_deadlock_overlap_or_starvation(fol
     assert all(rounds >= 1 for rounds, _ in results), results
 
 
-def test_who_waits_for_busy_gpus_is_not_overtaken_but_does_not_block_other_gpus(folder: Path) -> None:
+def waiting(folder: Path, n: int, uuids: Sequence[str], served: list[str], name: str) -> threading.Thread:
+    """A thread that wants ``n`` of the GPUs; it is in the queue when this returns, or has been served."""
+
+    def want() -> None:
+        with lease_gpus(uuids, n, 50, test=name, directory=folder):
+            served.append(name)
+
+    before = len(list(folder.glob("gpu-wait-*")))
+    thread = threading.Thread(target=want)
+    thread.start()
+    deadline = time.monotonic() + 30
+    while len(list(folder.glob("gpu-wait-*"))) == before and name not in served and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return thread
+
+
+def test_who_waits_for_busy_gpus_does_not_block_other_gpus(folder: Path) -> None:
     process = other_holder(folder, A)
     served: list[str] = []
-
-    def big() -> None:
-        with lease_gpus([A, B], 2, 50, directory=folder):
-            served.append("big")
-
-    thread = threading.Thread(target=big)
-    thread.start()
-    locks = Locks(directory=folder)
-    deadline = time.monotonic() + 30
-    while not locks.holders([DOOR]) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    with pytest.raises(LeaseTimeout, match=DOOR):
-        lease_gpus([B], 1, directory=folder)  # it is free, but the one in the door waits for it
+    thread = waiting(folder, 2, [A, B], served, "big")
     with lease_gpus([C, D], 2, directory=folder) as others:
         assert others.uuids == (C, D)
     assert served == []
     process.communicate("end\n")
     thread.join(50)
     assert served == ["big"]
+
+
+def test_equal_waiters_are_served_in_their_order_and_not_overtaken(folder: Path) -> None:
+    process = other_holder(folder, A)
+    served: list[str] = []
+    threads = [waiting(folder, 1, [A], served, f"{number}") for number in range(4)]
+    with pytest.raises(LeaseTimeout, match=r"gpu-queue: 1 GPU\(s\) wanted before us by .*, 0, since 20") as caught:
+        lease_gpus([A], 1, directory=folder)
+    assert [holder.test for holder in caught.value.holders] == ["other.py::test", "0", "1", "2", "3"]
+    process.communicate("end\n")
+    for thread in threads:
+        thread.join(50)
+    assert served == ["0", "1", "2", "3"]
+    assert list(folder.glob("gpu-wait-*")) == []
+
+
+def test_a_big_request_is_passed_by_smaller_ones_a_few_times_and_not_more(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fifo, "LATE_S", 0.0)
+    process = other_holder(folder, A)
+    served: list[str] = []
+    thread = waiting(folder, 4, [A, B, C, D], served, "big")
+    for _ in range(MOST_PASSED):
+        lease_gpus([A, B, C, D], 1, directory=folder).release()
+    with pytest.raises(LeaseTimeout, match=r"4 GPU\(s\) wanted before us"):
+        lease_gpus([A, B, C, D], 1, directory=folder)
+    process.communicate("end\n")
+    thread.join(50)
+    assert served == ["big"]
+
+
+def test_a_waiter_that_is_stopped_holds_nobody_up_and_keeps_its_place(folder: Path) -> None:
+    process = other_holder(folder, A)
+    sleeper = python(
+        HOLDS.replace("lease_gpus(sys.argv[3:], int(sys.argv[2])", "lease_gpus(sys.argv[3:], 2, 50"),
+        str(folder),
+        "2",
+        A,
+        B,
+    )
+    deadline = time.monotonic() + 30
+    while not list(folder.glob("gpu-wait-*")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    sleeper.send_signal(signal.SIGSTOP)
+    with pytest.raises(LeaseTimeout):  # for some seconds it may only be busy
+        lease_gpus([A, B], 2, directory=folder)
+    process.communicate("end\n")
+    with lease_gpus([A, B], 2, 10 * ASLEEP_S, directory=folder):
+        sleeper.send_signal(signal.SIGCONT)
+    assert sleeper.stdout is not None
+    assert sleeper.stdout.readline() == "held\n"
+    sleeper.communicate("end\n")
+
+
+def test_a_killed_waiter_leaves_the_queue_by_itself(folder: Path) -> None:
+    process = other_holder(folder, A)
+    killed = python(
+        HOLDS.replace("lease_gpus(sys.argv[3:], int(sys.argv[2])", "lease_gpus(sys.argv[3:], 1, 50"),
+        str(folder),
+        "1",
+        A,
+    )
+    deadline = time.monotonic() + 30
+    while not list(folder.glob("gpu-wait-*")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    served: list[str] = []
+    thread = waiting(folder, 1, [A], served, "next")
+    killed.kill()
+    killed.communicate()
+    process.communicate("end\n")
+    thread.join(50)
+    assert served == ["next"]
+    assert list(folder.glob("gpu-wait-*")) == []
+
+
+def test_a_test_that_waits_for_its_own_gpus_is_told_at_once(folder: Path) -> None:
+    with lease_gpus([A, B], 2, directory=folder):
+        began = time.monotonic()
+        with pytest.raises(LeaseDeadlock, match=r"can never become free while this test keeps the GPUs that it has"):
+            lease_gpus([A, B, C], 2, 60, directory=folder)
+        assert time.monotonic() - began < 30
+
+
+CIRCLE = """
+import sys
+from pathlib import Path
+from pytest_gpuguard.lease.flocks import LeaseDeadlock
+from pytest_gpuguard.lease.gpus import lease_gpus
+folder, mine, theirs = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+first = lease_gpus([mine], 1, directory=folder)
+print("first", flush=True)
+sys.stdin.readline()
+try:
+    lease_gpus([theirs], 1, 60, directory=folder)
+    print("both", flush=True)
+except LeaseDeadlock as error:
+    print("deadlock", flush=True)
+"""
+
+
+def test_two_tests_that_wait_for_each_other_do_not_wait_for_ever(folder: Path) -> None:
+    one, other = python(CIRCLE, str(folder), A, B), python(CIRCLE, str(folder), B, A)
+    for process in (one, other):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "first\n"
+    for process in (one, other):
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    said = sorted(process.communicate(timeout=50)[0] for process in (one, other))
+    assert said == ["both\n", "deadlock\n"]
+
+
+def test_a_queue_whose_book_was_torn_goes_on(folder: Path) -> None:
+    process = other_holder(folder, A)
+    served: list[str] = []
+    threads = [waiting(folder, 1, [A], served, f"{number}") for number in range(2)]
+    (folder / "gpu-book.lock").write_text('{"next": 1, "pas')
+    threads.append(waiting(folder, 1, [A], served, "2"))
+    process.communicate("end\n")
+    for thread in threads:
+        thread.join(50)
+    assert served == ["0", "1", "2"]
+
+
+def test_a_lock_folder_that_vanishes_while_somebody_waits_is_an_error_that_says_so(folder: Path) -> None:
+    process = other_holder(folder, A)
+    threading.Timer(0.3, shutil.rmtree, [folder]).start()
+    with pytest.raises(LockDirError, match=r"was removed: who holds which GPU cannot be told any more"):
+        lease_gpus([A], 1, 60, directory=folder)
+    process.communicate("end\n")
+
+
+def test_a_lease_knows_when_its_locks_were_removed(folder: Path) -> None:
+    with lease_gpus([A], 1, directory=folder) as lease:
+        assert lease.intact
+        shutil.rmtree(folder)
+        assert not lease.intact
+
+
+def test_the_next_one_is_told_how_the_lease_before_ended(folder: Path) -> None:
+    first = lease_gpus([A], 1, test="first", directory=folder)
+    assert first.previous == {A: {}}
+    first.end("clean")
+    second = lease_gpus([A], 1, directory=folder)
+    assert second.previous[A]["ended"] == "clean"
+    second.give_back()
+    third = lease_gpus([A], 1, test="third", directory=folder)
+    assert third.previous[A]["ended"] == "clean"  # the second one has not used it
+    third.release()
+    fourth = lease_gpus([A], 1, directory=folder)
+    assert "ended" not in fourth.previous[A]
+    assert fourth.previous[A]["test"] == "third"
+    fourth.release()
+
+
+def test_a_planted_file_with_a_second_name_is_not_written_to(folder: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    os.link(victim, folder / "gpu-GPU-1.lock")
+    os.mkfifo(folder / "gpu-GPU-2.lock")
+    for uuid in ("GPU-1", "GPU-2"):
+        with pytest.raises(LockDirError, match="cannot be opened"):
+            lease_gpus([uuid], 1, directory=folder)
+    assert victim.read_text() == "precious"
 
 
 def test_a_slot_has_one_holder(folder: Path) -> None:
@@ -364,13 +534,14 @@ def test_a_planted_symlink_is_not_followed(folder: Path, tmp_path: Path) -> None
     assert not (tmp_path / "victim").exists()
 
 
-def test_it_waits_until_the_driver_has_given_the_memory_back() -> None:
-    readings = iter([{A: 90 * GIB, B: 0}, {A: 2 * GIB, B: 0}, {A: GIB, B: 5}])
-    assert wait_until_clean(lambda: next(readings), [A, B], timeout_s=50, poll_s=0) == []
-
-
-def test_what_stays_dirty_is_named_and_the_unknown_is_not_clean() -> None:
-    used = {A: 3 * GIB, B: 0, C: None}
-    assert wait_until_clean(lambda: used, [A, B, C, D], timeout_s=0) == [(A, 3 * GIB), (C, None), (D, None)]
-    assert wait_until_clean(lambda: used, [B, C], timeout_s=0.05, poll_s=0.01, unknown_is_clean=True) == []
-    assert wait_until_clean(lambda: used, [A], {A: 4 * GIB}, timeout_s=0) == []
+def test_who_is_stopped_with_the_book_open_holds_nobody_up(folder: Path) -> None:
+    held = Locks(directory=folder).attempt("gpu-book")  # as a process has it that got SIGSTOP just then
+    assert held is not None
+    process = other_holder(folder, A)
+    served: list[str] = []
+    threads = [waiting(folder, 1, [A], served, f"{number}") for number in range(2)]
+    process.communicate("end\n")
+    for thread in threads:
+        thread.join(50)
+    assert sorted(served) == ["0", "1"]
+    os.close(held)

@@ -98,6 +98,28 @@ def test_only_visible_gpus_are_counted_and_given_to_servers(
     assert visible() == [("4,5", "PCI_BUS_ID")]
 
 
+def test_a_server_gets_numbers_of_the_machine_in_whatever_order_the_caller_has_named_them(
+    claims: Run, fake_rig: FakeRigs, monkeypatch: pytest.MonkeyPatch, visible: Any
+) -> None:
+    rig = fake_rig(n=8)
+    rig.apply(monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,4")
+    result = claims(
+        """
+        @needs_gpus(2)
+        @serves("sglang", MODEL)
+        def test_two(server, rig):
+            assert [rig.gpu(uuid).index for uuid in server.observation.gpus] == [6, 4]
+
+        @needs_gpus(1)
+        @serves("sglang", MODEL)
+        def test_one(): ...
+        """
+    )
+    result.assert_outcomes(passed=2)
+    assert sorted(visible()) == [("6", "PCI_BUS_ID"), ("6,4", "PCI_BUS_ID")]
+
+
 FAULTY = """
     @needs_gpus(8)
     @serves("sglang", MODEL)
@@ -150,7 +172,8 @@ def test_a_lost_gpu_is_named_and_the_others_go_on(
     rig.apply(monkeypatch)
     result = claims(FAULTY)
     result.stdout.fnmatch_lines(["INFRA *test_all *hardware*lost*", "HOLDS *test_cpu *", "HOLDS *test_two *"])
-    assert ("0,1", "PCI_BUS_ID") in visible()  # CUDA does not count a lost GPU
+    # CUDA does not count a lost GPU: 1 and 2 are the pair behind it, and the first one's partner is gone
+    assert ("1,2", "PCI_BUS_ID") in visible()
     assert result.ret == 1
 
 
@@ -188,30 +211,33 @@ LEAKS = f"""
     from pathlib import Path
     sys.path.insert(0, {str(ROOT)!r})
 
-    def leak(gib):
+    def leak(gib, gpu):
         from tests.standin import standin
-        standin.open_rig(Path(os.environ["GPUGUARD_FAKE_RIG"])).gpu[0].leaked = gib << 30
+        standin.open_rig(Path(os.environ["GPUGUARD_FAKE_RIG"])).gpu[gpu].leaked = gib << 30
 
     @needs_gpus(1)
     @serves("sglang", MODEL)
     def test_leaks(server):
-        leak(5)
+        leak(5, 0)
 
     @serves("sglang", MODEL, CPU)
-    def test_not_concerned():
-        leak(0)
+    def test_not_concerned(): ...
 
     @needs_gpus(1)
     def test_leaks_without_a_server(gpus):
-        assert [gpu.index for gpu in gpus] == [0]
-        leak(4)
+        assert [gpu.index for gpu in gpus] == [1]  # the other one is in quarantine
+        leak(4, 1)
+
+    @needs_gpus(1)
+    @serves("sglang", MODEL, "--context-length 1024")
+    def test_none_left(): ...
 """
 
 
 def test_a_leak_is_an_error_of_its_own_and_changes_no_verdict(
     claims: Run, fake_rig: FakeRigs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = fake_rig(n=1)
+    rig = fake_rig(n=2)
     rig.apply(monkeypatch)
     result = claims(LEAKS, ini="gpuguard_reclaim = 1s")
     text = result.stdout.str()
@@ -219,10 +245,17 @@ def test_a_leak_is_an_error_of_its_own_and_changes_no_verdict(
         r"ERROR at teardown of test_leaks _(?s:.)*stopped, memory did not come back: GPU-\S+ has \d\.\d\d GiB", text
     )
     assert re.search(
-        r"ERROR at teardown of test_leaks_without_a_server(?s:.)*memory did not come back after the test", text
+        r"ERROR at teardown of test_leaks_without_a_server(?s:.)*after the test, memory did not come back", text
     )
-    result.stdout.fnmatch_lines(["HOLDS *test_leaks *", "HOLDS *test_not_concerned *", "gpuguard: 2 HOLDS"])
-    result.assert_outcomes(passed=3, errors=2)
+    result.stdout.fnmatch_lines(
+        [
+            "INFRA *test_none_left *infra.dirty_gpu: not clean before the boot: GPU-* is in quarantine since *",
+            "HOLDS *test_leaks *",
+            "HOLDS *test_not_concerned *",
+            "gpuguard: 1 INFRA, 2 HOLDS",
+        ]
+    )
+    result.assert_outcomes(passed=3, errors=3)
     assert result.ret == 1
 
 

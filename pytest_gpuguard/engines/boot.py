@@ -110,6 +110,7 @@ class Boot:
         sizes = layout_from_flags(spec.flags)
         self._quiet_s = QUIET_S if sizes.tp * sizes.pp * sizes.dp > 1 else QUIET_ALONE_S
         self._exit: ExitInfo | None = None
+        self._was: frozenset[int] = frozenset()
         self._stopping = threading.RLock()
 
     # ------------------------------------------------------------------------------------------------------- start
@@ -237,6 +238,11 @@ class Boot:
             time.sleep(POLL_S)
 
     @property
+    def seen(self) -> frozenset[int]:
+        """The pids that were ever part of this boot."""
+        return self._process.seen() if self._process is not None else self._was
+
+    @property
     def alive(self) -> bool:
         """Whether the server's main process lives."""
         return self._process is not None and not self._exited()
@@ -359,7 +365,10 @@ class Boot:
             self._kernel.close()
             if process is None:
                 return None
-            return process.stop(self._limits.grace_s)
+            try:
+                return process.stop(self._limits.grace_s)
+            finally:
+                self._was = process.seen()
 
 
 def _url(flags: Sequence[str], port: int) -> str:

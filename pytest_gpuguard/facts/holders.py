@@ -5,10 +5,15 @@ NVML reports the host's process ids; in a container they may name nobody. Nothin
 
 from __future__ import annotations
 
+import os
 import re
+from functools import cache
 from pathlib import Path
+from typing import Final
 
 _UNIT = re.compile(r"/([^/]+\.(?:service|scope))(?:/|$)")
+#: The inode of the machine's first pid namespace (PROC_PID_INIT_INO in the kernel's proc_ns.h).
+_HOST_NAMESPACE: Final = "pid:[4026531836]"
 _CONTAINER = re.compile(r"(?:docker|libpod|cri-containerd|crio)[-/]([0-9a-f]{12})[0-9a-f]*")
 
 
@@ -30,6 +35,23 @@ def describe_pid(pid: int, proc: Path = Path("/proc")) -> str:
         return f"{text}, container {container[1]}"
     units = [unit for unit in _UNIT.findall(cgroup) if not unit.startswith(("session-", "user@", "init."))]
     return f"{text}, unit {units[-1]}" if units else text
+
+
+@cache
+def host_pids() -> bool:
+    """Whether the pids that NVML names are those that we see: not in a container with a pid namespace of its own."""
+    try:
+        return os.readlink("/proc/self/ns/pid") == _HOST_NAMESPACE
+    except OSError:
+        return False
+
+
+def lives(pid: int, proc: Path = Path("/proc")) -> bool:
+    """Whether a process of this pid is there and is no zombie, as far as can be seen from here."""
+    try:
+        return (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[0] not in "ZXx"
+    except (OSError, IndexError):
+        return False
 
 
 def describe_dirty(uuid: str, used: int | None, processes: list[tuple[int, int | None]]) -> str:

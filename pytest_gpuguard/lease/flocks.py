@@ -6,14 +6,17 @@ which would free the heirs' lock too. What a lock file *says* is for messages on
 
 from __future__ import annotations
 
+import errno
 import getpass
 import json
 import os
 import socket
+import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -22,11 +25,15 @@ from .warden import read_proc
 
 POLL_S: Final = 0.1
 NOTIFY_S: Final = 30.0
+_MOST_BYTES: Final = 65536
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who took a lock, by the record that it left in the file. Unknown things are None."""
+    """Who took a lock, by the record that it left in the file. Unknown things are None.
+
+    ``wants`` is how many GPUs somebody waits for who holds none of them yet; ``boot`` is the boot of the machine.
+    """
 
     lock: str
     pid: int | None = None
@@ -35,14 +42,22 @@ class Holder:
     host: str | None = None
     test: str | None = None
     since: float | None = None
+    boot: str | None = None
+    wants: int | None = None
+
+    @staticmethod
+    def of(lock: str, record: Mapping[str, Any]) -> Holder:
+        """The holder that a record tells of."""
+        return Holder(lock, **told(record, _RECORDED))
 
     def __str__(self) -> str:
         if self.pid is None:
             return f"{self.lock}: held by somebody who left no readable record"
-        who = f"{self.lock}: held by {self.user or 'an unknown user'}, pid {self.pid}"
+        does = "held by" if self.wants is None else f"{self.wants} GPU(s) wanted before us by"
+        who = f"{self.lock}: {does} {self.user or 'an unknown user'}, pid {self.pid}"
         if self.host and self.host != socket.gethostname():
             who += f" on {self.host}"
-        elif not self._lives():
+        elif not self.lives:
             who += " (gone; what it started still holds the lock)"
         if self.test:
             who += f", {self.test}"
@@ -50,11 +65,27 @@ class Holder:
             who += f", since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.since))}"
         return who
 
-    def _lives(self) -> bool:
+    @property
+    def lives(self) -> bool:
+        """Whether that very process is there, as far as can be seen from here."""
         now = read_proc(self.pid) if self.pid is not None else None
         return now is not None and not now.dead and self.start_time in (None, now.start)
 
 
+def told(record: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """What a record says under these names: None where it is of a wrong kind, because anybody may write there."""
+    return {name: record.get(name) if _is_sound(name, record.get(name)) else None for name in names}
+
+
+def _is_sound(name: str, value: object) -> bool:
+    if name in ("user", "host", "test", "boot"):
+        return isinstance(value, str)
+    if name == "since":
+        return isinstance(value, (int, float)) and 0 <= value < 1 << 33  # later, there is no calendar
+    return isinstance(value, int) and 0 <= value < 1 << 63
+
+
+_RECORDED: Final = tuple(one.name for one in fields(Holder) if one.name != "lock")
 OnWait = Callable[[Sequence[Holder], float], None]
 
 
@@ -69,6 +100,19 @@ class LeaseTimeout(RuntimeError):
         super().__init__(
             f"{what} did not become free within {waited_s:.1f} s:{held}\n"
             "Wait longer (--gpuguard-wait), or ask the holder to finish; a lock ends by itself with its process tree."
+        )
+
+
+class LeaseDeadlock(LeaseTimeout):
+    """Waiting would never end: who asks holds what it waits for, or those in the way wait for what it holds."""
+
+    def __init__(self, what: str, holders: Sequence[Holder]) -> None:
+        super().__init__(what, holders, 0.0)
+        held = "".join(f"\n  {holder}" for holder in self.holders)
+        self.args = (
+            f"{what} can never become free while this test keeps the GPUs that it has: those that it lacks are its "
+            f"own, or belong to tests that wait for them in turn:{held}\n"
+            "Stop the first server before the second one is booted (call stop() on it), or ask for all GPUs at once.",
         )
 
 
@@ -118,18 +162,23 @@ class Locks:
         self.directory = lock_dir() if directory is None else directory
         self.test = test
 
-    def attempt(self, name: str, **facts: Any) -> int | None:
+    def attempt(self, name: str, record: Mapping[str, Any] | None = None) -> int | None:
         """The descriptor that now holds the lock ``name``, or None when another one does.
 
-        ``facts`` are added to the record. Raises LockDirError.
+        ``record`` is what the lock file is to say (default: who we are). Raises LockDirError.
         """
+        taken = self.take(name, record)
+        return None if taken is None else taken[0]
+
+    def take(self, name: str, record: Mapping[str, Any] | None = None) -> tuple[int, dict[str, Any]] | None:
+        """Like ``attempt``, with what the lock file said before."""
         import fcntl
 
-        path = self.directory / f"{name}.lock"
+        path = f"{self.directory}/{name}.lock"
         tries = 0
         while True:
             try:
-                fd = _open(path)
+                fd = open_lock(path)
             except OSError as error:
                 raise LockDirError(
                     f"The lock file {path} cannot be opened: {error.strerror}. Only this plugin should make files "
@@ -137,9 +186,10 @@ class Locks:
                 ) from None
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _same_file(fd, path):
-                    self._sign(fd, name, facts)
-                    return fd
+                if same_file(fd, path):
+                    before = _record(fd)
+                    write_record(fd, self.signature() if record is None else record)
+                    return fd, before
                 os.close(fd)  # the file was replaced meanwhile (a cleaner of old files): this lock excludes nobody
             except BlockingIOError:
                 os.close(fd)
@@ -172,47 +222,38 @@ class Locks:
     def record(self, name: str) -> dict[str, Any]:
         """What the last one to take the lock wrote into it; empty when there is nothing to read."""
         try:
-            fd = os.open(self.directory / f"{name}.lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = os.open(f"{self.directory}/{name}.lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             return {}
         try:
-            found = json.loads(os.read(fd, 65536))
-        except (OSError, ValueError):
-            return {}
+            return _record(fd)
         finally:
             os.close(fd)
-        return found if isinstance(found, dict) else {}
 
     def holders(self, names: Iterable[str]) -> tuple[Holder, ...]:
         """Who holds those of the names that are taken at this moment."""
+        return tuple(Holder.of(name, self.record(name)) for name in names if not self.is_free(name))
+
+    def is_free(self, name: str) -> bool:
+        """Whether nobody holds the lock at this moment; a lock that was never taken is free."""
         import fcntl
 
-        found = []
-        for name in names:
-            try:
-                fd = _open(self.directory / f"{name}.lock")
-            except OSError:
-                continue
-            try:
-                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                record = self.record(name)
-                known = {key: record.get(key) for key in ("pid", "start_time", "user", "host", "test", "since")}
-                found.append(Holder(name, **known))
-            finally:
-                os.close(fd)
-        return tuple(found)
-
-    def _sign(self, fd: int, name: str, facts: dict[str, Any]) -> None:
-        me = read_proc(os.getpid())
-        holder = Holder(
-            name, os.getpid(), me.start if me else None, _user(), socket.gethostname(), self.test, time.time()
-        )
         try:
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, json.dumps({**asdict(holder), **facts}).encode() + b"\n", 0)
+            # Read-only, so that a look is not taken for a lock that was let go (see notice.py).
+            fd = os.open(f"{self.directory}/{name}.lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
-            pass  # another user's file, opened read-only: the lock holds all the same
+            return True  # who wants to take it is told what is wrong with the file
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(fd)
+
+    def signature(self) -> dict[str, Any]:
+        """The record that this process leaves in a lock that it takes."""
+        return {**_self(os.getpid()), "test": self.test, "since": time.time()}
 
 
 def wait_for(
@@ -241,9 +282,58 @@ def wait_for(
         time.sleep(min(POLL_S, max(0.001, wait_s - waited)))
 
 
-def _open(path: Path) -> int:
-    """Open a lock file so that every user can: read-only where another user's file cannot be written."""
-    flags = os.O_NOFOLLOW | os.O_CLOEXEC
+def _record(fd: int) -> dict[str, Any]:
+    try:
+        found = json.loads(os.pread(fd, _MOST_BYTES, 0))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def write_record(fd: int, record: Mapping[str, Any]) -> None:
+    """Replace what a lock file says. A file that cannot be written is no error: its lock holds all the same."""
+    try:
+        size = os.fstat(fd).st_size
+        if size > _MOST_BYTES:  # anybody may have written there
+            os.ftruncate(fd, 0)
+            size = 0
+        # Blanks and no truncation: cheaper by far on a disk, and a full one has room for what is there already.
+        os.pwrite(fd, json.dumps(record).encode().ljust(size - 1) + b"\n", 0)
+    except OSError:
+        pass  # another user's file, opened read-only, or a full disk
+
+
+@cache
+def _self(pid: int) -> dict[str, Any]:
+    me = read_proc(pid)
+    start = me.start if me else None
+    return {"pid": pid, "start_time": start, "user": _user(), "host": socket.gethostname(), "boot": boot_id()}
+
+
+@cache
+def boot_id() -> str | None:
+    """Which boot of the machine this is: what was recorded in another one says nothing any more."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+
+
+def open_lock(path: Path | str) -> int:
+    """Open a lock file so that every user can: read-only where another user's file cannot be written.
+
+    Raises OSError, also for what is no plain file of its own: it would be written to.
+    """
+    fd = _open_any(path)
+    info = os.fstat(fd)
+    if stat.S_ISREG(info.st_mode) and info.st_nlink <= 1:
+        return fd
+    os.close(fd)
+    raise OSError(errno.EINVAL, "it is no plain file, or has a second name, which anybody may have planted")
+
+
+def _open_any(path: Path | str) -> int:
+    flags = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     while True:
         try:
             return os.open(path, os.O_RDWR | flags)  # no O_CREAT: fs.protected_regular would refuse others' files
@@ -259,7 +349,8 @@ def _open(path: Path) -> int:
         return fd
 
 
-def _same_file(fd: int, path: Path) -> bool:
+def same_file(fd: int, path: Path | str) -> bool:
+    """Whether the open file is still the one of that name."""
     try:
         named = os.stat(path, follow_symlinks=False)
     except OSError:

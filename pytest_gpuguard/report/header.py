@@ -29,7 +29,11 @@ def header(runner: Runner, items: Iterable[pytest.Item], verbosity: int, facts: 
         return []
     lines: list[str] = []
     if facts:
-        lines += facts_lines(runner.session, list(dict.fromkeys(runner.ref_of(item) for item, _ in claims)))
+        lines += facts_lines(
+            runner.session,
+            list(dict.fromkeys(runner.ref_of(item) for item, _ in claims)),
+            locks=any(claim.gpus for _, claim in claims),
+        )
     if verbosity > 0:
         lines += [text for item, claim in claims for text in layout_lines(item.nodeid.rpartition("::")[2], claim)]
     if verbosity > 0 and facts:
@@ -39,8 +43,11 @@ def header(runner: Runner, items: Iterable[pytest.Item], verbosity: int, facts: 
     return lines
 
 
-def facts_lines(session: Session, refs: Iterable[StackRef]) -> list[str]:
-    """One line for the rig, one per stack, and one for each kind of evidence that this user may not see."""
+def facts_lines(session: Session, refs: Iterable[StackRef], locks: bool) -> list[str]:
+    """One line for the rig, one per stack, and one for each kind of evidence that this user may not see.
+
+    With ``locks`` also where GPUs are reserved, who might not see that, and which GPUs are in quarantine.
+    """
     try:
         rig = session.rig.describe()
     except HostFault as fault:
@@ -57,7 +64,25 @@ def facts_lines(session: Session, refs: Iterable[StackRef]) -> list[str]:
         lines += session.missing_evidence()
     except HostFault:
         pass  # told above: a rig that cannot be asked
-    return lines
+    return lines + (lock_lines() if locks and not session.simulated else [])
+
+
+def lock_lines() -> list[str]:
+    """Where GPUs are reserved, what containers must mount, what is doubtful about it, and what is in quarantine."""
+    from ..facts.lease import UnsupportedPlatform
+    from ..lease.dirs import LockDirError, lock_dir
+    from ..lease.mounts import findings
+    from ..lease.quarantine import quarantined
+
+    try:
+        folder = lock_dir()
+    except (LockDirError, UnsupportedPlatform) as error:
+        return [f"locks: {error}"]
+    return [
+        f"locks: {folder} (all who use these GPUs must see this folder; containers: -v {folder}:{folder})",
+        *(f"locks: {line}" for line in findings(folder)),
+        *(str(one) for one in quarantined(folder).values()),
+    ]
 
 
 def notice(config: Config) -> str:

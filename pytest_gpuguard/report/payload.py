@@ -39,10 +39,13 @@ def payload(
     translated: Sequence[str] = (),
     label: str | None = None,
     prediction: Mapping[str, Any] | None = None,
+    parts: Mapping[str, str | None] | None = None,
+    seconds: Mapping[str, float | None] | None = None,
 ) -> dict[str, Any]:
     """Verdict, outcome, decisive fact and evidence of one claim; ``translated`` is what a portable claim exchanged.
 
-    ``label`` is REHEARSED on a simulated rig; ``prediction`` stands beside what a boot on real GPUs measured.
+    ``label`` is REHEARSED on a simulated rig; ``prediction`` stands beside what a boot on real GPUs measured. ``parts``
+    are those of the stack that matter to the verdict, ``seconds`` what its boots and the rest took so far.
     """
     decides = worst(judgements)
     last = observations[-1] if observations else None
@@ -80,6 +83,8 @@ def payload(
         "resolved": last.resolved.as_dict() if last else None,
         "samples": {name: list(values) for name, values in last.samples.items()} if last else {},
         "elapsed_s": round(last.elapsed_s, 2) if last is not None and last.elapsed_s is not None else None,
+        "seconds": dict(seconds) if seconds is not None else None,
+        "parts": dict(parts) if parts is not None else None,
         "log": last.log if last else None,
         "argv": list(last.argv) if last else [],
         "translated": list(translated),

@@ -12,6 +12,7 @@ from typing import Any, Final
 from ..claims.rehearsal import NO_ANSWERS, NO_SPEED
 from ..claims.resolved import Setting
 from ..claims.verdict import Verdict
+from ..packing.budget import OUT_OF_BUDGET
 from .payload import REPORT_KEY, labelled, spoken
 
 _COLOURS: Final = {
@@ -158,7 +159,7 @@ def counts(results: Iterable[dict[str, Any]]) -> str:
 def _gist(data: dict[str, Any]) -> str:
     """A fact without what is this claim's own, so that equal reasons are counted as one."""
     fact = str(data["fact"])
-    shared = [one for one in (NO_SPEED, NO_ANSWERS) if fact.startswith(one)]
+    shared = [one for one in (NO_SPEED, NO_ANSWERS, OUT_OF_BUDGET) if fact.startswith(one)]
     return shared[0] if shared else fact
 
 

@@ -1,0 +1,1 @@
+"""Packing: which tests start when, so that boots are shared and GPUs are full. See docs/packing.md."""

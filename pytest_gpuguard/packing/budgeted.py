@@ -1,0 +1,205 @@
+"""The budget of one run: what was selected, the clock, who is left out, and the line that tells of it.
+
+It must never stop a claim that has begun, nor hide a fault of the host: what cannot be evaluated anyway costs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    from ..options import Config
+    from ..run import Runner
+    from .budget import Candidate, Selection
+
+#: In an xdist worker's input: when the controller began, on the clock that all processes of this machine share.
+_BEGAN: Final = "gpuguard_began"
+#: In the folder that xdist workers share: what the first of them selected, for all.
+_SHARED: Final = "budget"
+#: A claim that was selected is begun although it would end so little late, as a part of the budget: starting up took
+#: time too, and no estimate is as good as that.
+_SLACK: Final = 0.05
+
+
+class Budgeted:
+    """Registered when there is a budget: in the process that reports, and in every worker."""
+
+    def __init__(self, config: pytest.Config, settings: Config) -> None:
+        assert settings.budget_s is not None
+        self._budget_s = settings.budget_s
+        self._rehearses = settings.simulated
+        self._config = config
+        self._worker = hasattr(config, "workerinput")
+        self._began: float = getattr(config, "workerinput", {}).get(_BEGAN) or time.monotonic()
+        self._share: Path | None = None
+        self._selection: Selection | None = None
+        self._problem: str | None = None
+        self._took: dict[str, float] = {}  # of tests whose body ran: all phases, in seconds
+
+    # ------------------------------------------------------------------------------------------------------ selection
+
+    @pytest.hookimpl(optionalhook=True, trylast=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Tell a worker when the run began; last, so that the shared folder is named already."""
+        node.workerinput[_BEGAN] = self._began
+        self._share = Path(node.workerinput["gpuguard_share"])
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Select, after deselection; under xdist one worker does so for all. Asks rig and stacks."""
+        if not any(map(concerns, session.items)):
+            return
+        from ..plugin import runner_of
+
+        runner = runner_of(session.config)
+        self._take(runner.session._shared(_SHARED, lambda: self._decide(runner, session.items)))
+
+    def _decide(self, runner: Runner, items: Sequence[pytest.Item]) -> dict[str, Any]:
+        from ..facts.faults import HostFault
+        from .budget import select
+        from .controller import boxes
+
+        found = []
+        for index, item in enumerate(items):
+            if concerns(item):
+                try:
+                    found.append(self._candidate(runner, index, item))
+                except Exception:  # a hook of a conftest: the test itself will tell
+                    continue
+        try:
+            gpus = boxes(runner.session.rig)
+        except HostFault:
+            gpus = []  # told by the claims that need one
+        workers = int(getattr(runner.config, "workerinput", {}).get("workercount", 1))
+        selection = select([one for one in found if one is not None], self._budget_s, gpus, workers)
+        return {**selection.to_dict(), "problem": runner.memory.history.problem}
+
+    @staticmethod
+    def _candidate(runner: Runner, index: int, item: pytest.Item) -> Candidate | None:
+        """One test that wants a share; None for what is not evaluated anyway, or fails at once by a fault."""
+        from ..collect import CLAIM
+        from .budget import Candidate, value_of
+        from .facts import work_of
+
+        evaluation = runner.evaluation(item)
+        if next(item.iter_markers("skip"), None) is not None or evaluation.unmet() or evaluation.fault() is not None:
+            return None
+        memory = runner.memory
+        seen, attempts = memory.history.last(memory.key(item)), memory.history.attempts(memory.key(item))
+        parts = memory.parts(item) if seen is not None else {}
+        value = value_of(seen, attempts, parts, time.time(), CLAIM in item.stash)
+        return Candidate(work_of(runner, index, item), memory.expected(item), value)
+
+    def _take(self, data: Mapping[str, Any]) -> None:
+        from .budget import Selection
+
+        self._selection = Selection.from_dict(data)
+        self._problem = data["problem"]
+
+    # ----------------------------------------------------------------------------------------------------------- guard
+
+    def left_out(self, nodeid: str) -> str | None:
+        """Why a test was not selected; None for one that was, and for what the budget is not for."""
+        found = self._selection.left_out.get(nodeid) if self._selection is not None else None
+        return found.fact if found is not None else None
+
+    def refusal(self, nodeid: str, booted: bool) -> str | None:
+        """Why a test must not begin now. ``booted``: its server is up, so that its boot is paid for."""
+        from .budget import OUT_OF_BUDGET
+        from .history import span
+
+        fact = self.left_out(nodeid)
+        chosen = self._selection.chosen.get(nodeid) if self._selection is not None else None
+        if fact is not None or chosen is None:
+            return fact
+        needs = chosen.beside_boot if booted else chosen.seconds
+        left = self._budget_s - self.elapsed_s
+        if needs <= left + _SLACK * self._budget_s:
+            return None
+        has = f"{span(left)} left" if left > 0 else "nothing left"
+        return f"{OUT_OF_BUDGET}: {has}, needs {span(needs)}"
+
+    @property
+    def elapsed_s(self) -> float:
+        """How long the run has taken so far, in seconds."""
+        return time.monotonic() - self._began
+
+    # --------------------------------------------------------------------------------------------------------- summary
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Time the tests that are run."""
+        if report.when == "call" and not report.skipped:
+            self._took[report.nodeid] = report.duration
+        elif report.when == "teardown" and report.nodeid in self._took:
+            self._took[report.nodeid] += report.duration
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self) -> None:
+        """Note how long tests without a claim took: of claims that is told with their verdict."""
+        if self._worker or self._rehearses or not self._selected():
+            return
+        from .history_file import history_file, write_history
+
+        chosen = self._selection.chosen if self._selection is not None else {}
+        results = self._payloads()
+        tests = {name: took for name, took in self._took.items() if name in chosen and name not in results}
+        said = write_history(history_file(self._config.rootpath), (), {}, time.time(), tests)
+        self._problem = self._problem or said
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
+        """What came of it: nothing when there was nothing to select from."""
+        if config.option.verbose >= 0 and self._selected():
+            terminalreporter.write_line(self.line(self._payloads()))
+            recorder: Any = config.pluginmanager.get_plugin("gpuguard-recorder")
+            if self._problem is not None and (recorder is None or recorder.problem is None):
+                terminalreporter.write_line(f"gpuguard: {self._problem}", yellow=True)
+
+    def _selected(self) -> bool:
+        """Whether there is a selection; under xdist it was made in a worker."""
+        if self._selection is None and self._share is not None:
+            try:
+                self._take(json.loads((self._share / f"{_SHARED}.json").read_text()))
+            except FileNotFoundError:
+                return False
+        return self._selection is not None and bool(self._selection.chosen or self._selection.left_out)
+
+    def _payloads(self) -> Mapping[str, Mapping[str, Any]]:
+        from ..plugin import MANAGER
+
+        manager = self._config.stash[MANAGER]
+        return manager.summary.results if manager.has_results else {}
+
+    def line(self, results: Mapping[str, Mapping[str, Any]]) -> str:
+        """What came of it, by the payloads of all claims."""
+        from ..claims.judgement import Verdict
+        from ..report import progress
+        from .history import span
+
+        assert self._selection is not None
+        selection, skipped = self._selection, Verdict.NOT_EVALUATED.value
+        tried = {*self._took, *(name for name, one in results.items() if one["verdict"] != skipped)}
+        evaluated = len(tried & set(selection.chosen))
+        every = len(selection.chosen) + len(selection.left_out)
+        kinds = {name: one.kind for name, one in selection.chosen.items()}
+        kinds |= {name: one.kind for name, one in selection.left_out.items()}
+        refused = [name for name, one in results.items() if one["reason"] == "budget" and name in kinds]
+        out = ", ".join(f"{number} {kind}" for kind, number in Counter(kinds[one] for one in refused).most_common())
+        of = f"{evaluated} of {every} claim{'s' if every != 1 else ''} evaluated"
+        times = f"{span(selection.expected_s)} expected, {span(self.elapsed_s)} taken"
+        return f"budget {progress.span(self._budget_s)}: {of}, {times}" + (f"; left out: {out}" if out else "")
+
+
+def concerns(item: pytest.Item) -> bool:
+    """Whether the budget is for a test: it is a claim, or takes GPUs or a server."""
+    from ..collect import CLAIM
+    from .facts import leases
+
+    return CLAIM in item.stash or leases(item)

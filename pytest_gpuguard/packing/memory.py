@@ -1,0 +1,97 @@
+"""What a run knows of its own tests from earlier runs, and what it notes of them for later ones.
+
+It must never ask for facts that nothing else needs: a test that needs no stack and no GPU has neither among its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from ..facts.faults import HostFault
+from ..facts.stack import StackError
+from ..session import StackAbsent
+from .history import Expected, Stopwatch, expected_of, key_of, parts_of
+from .history_file import LocalHistory, history_file, read_history
+
+if TYPE_CHECKING:
+    from ..boots import LiveBoot
+    from ..run import Runner
+    from .budgeted import Budgeted
+
+_WATCH: Final = pytest.StashKey[Stopwatch]()
+#: Fixtures by which a test's own code comes to a stack.
+_STACKS: Final = frozenset({"gpuguard_sglang_server", "gpuguard_stack"})
+
+
+class Memory:
+    """Of one pytest process."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._history: LocalHistory | None = None
+        self._up: tuple[Hashable, LiveBoot | None] = (None, None)
+
+    @property
+    def history(self) -> LocalHistory:
+        """What earlier runs have left; read once."""
+        if self._history is None:
+            self._history = read_history(history_file(self._runner.config.rootpath))
+        return self._history
+
+    def key(self, item: pytest.Item) -> str:
+        """The name of a test in the history."""
+        return key_of(self._runner.evaluation(item).claim.about.id or item.nodeid, item.nodeid)
+
+    def expected(self, item: pytest.Item) -> Expected:
+        """How long a test is expected to take."""
+        from .facts import leases
+
+        claim = self._runner.evaluation(item).claim
+        return expected_of(claim, item.nodeid, self.history, plain=not leases(item))
+
+    def parts(self, item: pytest.Item) -> dict[str, str | None]:
+        """The parts of stack and rig that matter to a test; those that cannot be asked are missing."""
+        evaluation = self._runner.evaluation(item)
+        claim, session = evaluation.claim, self._runner.session
+        subjects = {subject for subject, _, _ in claim.needs.versions}
+        stack = rig = None
+        try:
+            if claim.gpus or "driver" in subjects:
+                rig = session.rig
+            named = not _STACKS.isdisjoint(getattr(item, "fixturenames", ()))
+            if claim.serves is not None or named or subjects & {"cuda", "package"}:
+                stack = evaluation.stack
+        except (HostFault, StackAbsent, StackError):
+            pass  # told by the verdict
+        return parts_of(stack, rig)
+
+    # ----------------------------------------------------------------------------------------------------------- times
+
+    def begin(self, item: pytest.Item) -> str | None:
+        """A test's set-up begins. Returns why the budget is against it, if it is."""
+        item.stash[_WATCH] = Stopwatch()
+        return self.budget.refusal(item.nodeid, self._is_up(item)) if self.budget is not None else None
+
+    @property
+    def budget(self) -> Budgeted | None:
+        """The budget of this run, if it has one."""
+        budget: Budgeted | None = self._runner.config.pluginmanager.get_plugin("gpuguard-budget")
+        return budget
+
+    def watch(self, item: pytest.Item) -> Stopwatch:
+        """The watch of a test that has begun."""
+        return item.stash.setdefault(_WATCH, Stopwatch())
+
+    def note_boot(self, item: pytest.Item, live: LiveBoot | None) -> None:
+        """A test's declared server was booted or joined."""
+        self._up = (self._runner.evaluation(item).share_key(), live)
+
+    def _is_up(self, item: pytest.Item) -> bool:
+        """Whether a test will join a server that is up."""
+        known, live = self._up
+        if live is None or known is None or known != self._runner.evaluation(item).share_key():
+            return False
+        return live.shared and not live.touched and live.usable
