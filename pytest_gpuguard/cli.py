@@ -16,6 +16,7 @@ import click
 from . import __version__
 from .cli_fetch import fetch
 from .cli_predict import predict
+from .cli_who import who
 from .facts.choice import RIG_FORMS, SIMULATED, RigChoice, parse_rig, parse_stack
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def main() -> None:
 
 main.add_command(fetch)
 main.add_command(predict)
+main.add_command(who)
 
 
 def _rig(context: click.Context, parameter: click.Parameter, text: str) -> RigChoice:

@@ -143,6 +143,7 @@ class Reservations:
         from .lease.cleanroom import take_back
         from .lease.dirs import LockDirError
         from .lease.flocks import LeaseTimeout
+        from .lease.warden import read_proc
 
         try:
             gpus = self._hand_out(choice, count, exclusive, test)
@@ -151,7 +152,9 @@ class Reservations:
         with gpus:
             yield choice.pick(gpus.uuids, count) or ()
             try:
-                leak = take_back(gpus, self._session.clean_room, "after the test", test=test, ours={os.getpid()})
+                me = read_proc(os.getpid())
+                ours = {me.pid: me.start} if me is not None else {}
+                leak = take_back(gpus, self._session.clean_room, "after the test", test=test, ours=ours)
             except LockDirError as error:
                 leak = str(error)
         if leak is not None:
@@ -164,7 +167,7 @@ class Reservations:
 
         room = self._session.clean_room
         leaks = [
-            take_back(one, room, what, test=boot.lease.test, ours=boot.seen)
+            take_back(one, room, what, test=boot.lease.test, ours=boot.processes)
             for one in held
             if isinstance(one, GpuLease)
         ]

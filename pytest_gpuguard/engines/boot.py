@@ -110,7 +110,7 @@ class Boot:
         sizes = layout_from_flags(spec.flags)
         self._quiet_s = QUIET_S if sizes.tp * sizes.pp * sizes.dp > 1 else QUIET_ALONE_S
         self._exit: ExitInfo | None = None
-        self._was: frozenset[int] = frozenset()
+        self._had: Mapping[int, int] = {}
         self._stopping = threading.RLock()
 
     # ------------------------------------------------------------------------------------------------------- start
@@ -238,9 +238,9 @@ class Boot:
             time.sleep(POLL_S)
 
     @property
-    def seen(self) -> frozenset[int]:
-        """The pids that were ever part of this boot."""
-        return self._process.seen() if self._process is not None else self._was
+    def processes(self) -> Mapping[int, int]:
+        """The processes that were ever part of this boot: pid → start time, which tells one from a later one."""
+        return self._process.processes() if self._process is not None else self._had
 
     @property
     def alive(self) -> bool:
@@ -368,7 +368,7 @@ class Boot:
             try:
                 return process.stop(self._limits.grace_s)
             finally:
-                self._was = process.seen()
+                self._had = process.processes()
 
 
 def _url(flags: Sequence[str], port: int) -> str:

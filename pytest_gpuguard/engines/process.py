@@ -176,6 +176,11 @@ class ServerProcess:
         with self._lock:
             return frozenset({*self._seen, self.pid, self.warden_pid})
 
+    def processes(self) -> dict[int, int]:
+        """Every process of the tree that was seen so far, by pid: when it started (clock ticks since the boot)."""
+        with self._lock:
+            return {pid: proc.start for pid, proc in self._seen.items()}
+
     def rss_bytes(self) -> int:
         """Resident memory of the whole tree; pages that its processes share count once for each."""
         return sum(map(rss_bytes, self.pids()))

@@ -46,14 +46,6 @@ def host_pids() -> bool:
         return False
 
 
-def lives(pid: int, proc: Path = Path("/proc")) -> bool:
-    """Whether a process of this pid is there and is no zombie, as far as can be seen from here."""
-    try:
-        return (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[0] not in "ZXx"
-    except (OSError, IndexError):
-        return False
-
-
 def describe_dirty(uuid: str, used: int | None, processes: list[tuple[int, int | None]]) -> str:
     """One line on a GPU that is not clean: bytes in GiB, and its holders."""
     size = "an unknown amount" if used is None else f"{used / 2**30:.2f} GiB"

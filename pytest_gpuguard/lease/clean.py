@@ -6,12 +6,14 @@ It never asks NVML itself: the readers are passed in, so that a reading can hang
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from ..facts.faults import HostFault
-from ..facts.holders import describe_dirty, host_pids, lives
+from ..facts.holders import describe_dirty, host_pids
+from .warden import read_proc
 
 GIB: Final = 1 << 30
 
@@ -34,14 +36,16 @@ class Dirt:
             return f"{self.uuid}: {self.fault}"
         return describe_dirty(self.uuid, self.used, list(self.processes))
 
-    def strangers(self, ours: Collection[int] = ()) -> bool:
-        """Whether somebody else may have the memory: a living process that is none of ``ours``.
+    def strangers(self, ours: Mapping[int, int] = MappingProxyType({}), *, doubt: bool = True) -> bool:
+        """Whether somebody else may have the memory: a living process that is none of ``ours`` (pid → start time).
 
-        In a container NVML names pids of the host, or none: nobody can be told apart there, and nobody is blamed.
+        In a container NVML names pids of the host, or none: nobody can be told apart there, and the answer is
+        ``doubt``.
         """
         if not host_pids():
-            return True
-        return any(pid not in ours and lives(pid) for pid, _ in self.processes)
+            return doubt
+        there = (read_proc(pid) for pid, _ in self.processes)
+        return any(one is not None and not one.dead and ours.get(one.pid) != one.start for one in there)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,9 @@ quarantine. What a stranger uses is never touched: another GPU is taken, or the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from ..claims.gpuset import GpuChoice
@@ -43,7 +44,8 @@ def hand_out(
     """``n`` clean GPUs, the best set that can be had within ``wait_s`` seconds and the driver's time to reclaim memory.
 
     ``before_look`` is called once the GPUs are ours, before their memory is looked at. Raises NotClean, LeaseTimeout,
-    LockDirError, ValueError for more GPUs than there are, and whatever ``before_look`` raises; then nothing is held.
+    LockDirError, ValueError for more GPUs than there are, HostFault when NVML does not work at all, and whatever
+    ``before_look`` raises; then nothing is held.
     """
     locks = Locks(test, directory)
     until = time.monotonic() + wait_s
@@ -79,11 +81,14 @@ def hand_out(
             lease.give_back()
 
 
-def take_back(lease: GpuLease, room: CleanRoom, what: str, *, test: str = "", ours: Collection[int] = ()) -> str | None:
+def take_back(
+    lease: GpuLease, room: CleanRoom, what: str, *, test: str = "", ours: Mapping[int, int] = MappingProxyType({})
+) -> str | None:
     """Give GPUs back once they are clean again; what did not come back, in one line, or None.
 
-    ``ours`` are the pids that used them by this lease: memory that only they have (or that nobody has) is a leak of
-    ``what``, and its GPU goes into quarantine. Raises LockDirError; the lease is over in any case.
+    ``ours`` are the processes that used them by this lease (pid → start time): memory that only they have (or that
+    nobody has) is a leak of ``what``, and its GPU goes into quarantine. Raises LockDirError, and HostFault when NVML
+    does not work at all; the lease is over in any case.
     """
     try:
         dirt = room.wait(lease.uuids)
@@ -101,7 +106,7 @@ def take_back(lease: GpuLease, room: CleanRoom, what: str, *, test: str = "", ou
     return f"{what}, memory did not come back: {told}"
 
 
-def _theirs(one: Dirt, ours: Collection[int]) -> bool:
+def _theirs(one: Dirt, ours: Mapping[int, int]) -> bool:
     return one.fault is None and bool(one.processes) and one.strangers(ours)
 
 
@@ -114,7 +119,7 @@ def _inspect(lease: GpuLease, left: GpuChoice, n: int, room: CleanRoom) -> list[
     dirt = room.look(lease.uuids)
     faults = [one for one in dirt if one.fault is not None]
     if len(faults) == len(lease.uuids):
-        _blame_the_host(faults[0], [uuid for uuid in left.uuids if uuid not in lease.uuids][:1], room)
+        _blame_the_host(faults, [uuid for uuid in left.uuids if uuid not in lease.uuids][:1], room)
     rest = left.without([one.uuid for one in dirt])
     others = rest.pick(rest.uuids, n) is not None
     now, later = [(one, True) for one in faults], []
@@ -126,14 +131,16 @@ def _inspect(lease: GpuLease, left: GpuChoice, n: int, room: CleanRoom) -> list[
     if now:
         return now  # other GPUs are taken instead, and whoever gets these next waits for them
     return [
-        (one, one.fault is not None or _abandoned(lease, one.uuid) or not one.strangers()) for one in room.wait(later)
+        (one, one.fault is not None or not one.strangers(doubt=not _abandoned(lease, one.uuid)))
+        for one in room.wait(later)
     ]
 
 
-def _blame_the_host(one: Dirt, another: Sequence[str], room: CleanRoom) -> None:
-    """When another GPU does not answer either, NVML itself is broken, and no GPU is to blame: raises the fault."""
-    if one.fault is not None and any(other.fault is not None for other in room.look(another)):
-        raise one.fault
+def _blame_the_host(faults: Sequence[Dirt], another: Sequence[str], room: CleanRoom) -> None:
+    """When no GPU answers, of several, NVML itself is broken, and none of them is to blame: raises the fault."""
+    others = [one.fault for one in room.look(another)]
+    if faults[0].fault is not None and (any(others) if another else len(faults) > 1):
+        raise faults[0].fault
 
 
 def _abandoned(lease: GpuLease, uuid: str) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from ..claims.outcome import HOST_FAULTS
 from .dirs import LockDirError
 from .flocks import Locks, boot_id, open_lock, told, write_record
 from .gpus import lock_name
@@ -99,6 +100,8 @@ def _read(path: Path) -> Quarantine | None:
     named = path.name.removeprefix(_PREFIX).removesuffix(".json")
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except PermissionError:
+        return Quarantine(named, "infra.dirty_gpu", f"its record may not be read ({path})")
     except OSError:
         return None
     try:
@@ -109,7 +112,7 @@ def _read(path: Path) -> Quarantine | None:
         os.close(fd)
     try:
         said = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         said = None
     if said == {}:
         return None  # lifted
@@ -123,4 +126,5 @@ def _read(path: Path) -> Quarantine | None:
 def _of(uuid: str, said: Mapping[str, Any]) -> Quarantine:
     reason = str(said.get("reason") or "no reason was recorded")
     known = told(said, ("since", "user", "pid", "test"))
-    return Quarantine(uuid, str(said.get("outcome") or "infra.dirty_gpu"), reason, **known)
+    outcome = str(said.get("outcome"))  # anybody may write there
+    return Quarantine(uuid, outcome if outcome in HOST_FAULTS else "infra.dirty_gpu", reason, **known)
