@@ -6,6 +6,7 @@ It must not disturb anybody who holds or waits: a quarantine lifted with ``--cle
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import time
 from collections.abc import Iterator, Sequence
@@ -42,7 +43,10 @@ class _Process:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """One GPU or MIG device, as NVML sees it. ``parts``: it is cut into MIG devices, and those are leased."""
+    """One GPU or MIG device, as NVML sees it. ``used_gib`` is None where memory is the host's too.
+
+    ``whole`` is the GPU that it is a part of, whose lock is the one that is taken; ``parts``: it is cut into such.
+    """
 
     index: int
     uuid: str
@@ -51,6 +55,7 @@ class _Seen:
     fault: str | None = None
     processes: tuple[_Process, ...] = ()
     parts: bool = False
+    whole: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +113,25 @@ def who(as_json: bool, clears: tuple[str, ...]) -> None:
     seen, notes = _look()
     found = survey(folder, [one.uuid for one in seen])
     rows = _rows(found, seen)
-    notes = [*findings(folder), *notes]
+    notes = [*_unusable(folder), *findings(folder), *notes]
     if as_json:
         click.echo(json.dumps(_data(found, rows, notes)))
     else:
         for line in _lines(found, rows, notes):
             click.echo(printable(line))
+
+
+def _unusable(folder: Path) -> list[str]:
+    """Why nobody can lock there, or that nobody has done so yet; nothing is made or changed."""
+    from .lease.dirs import LockDirError, usable
+
+    if not os.path.lexists(folder):
+        return ["The lock folder is not there yet: nobody holds anything."]
+    try:
+        usable(folder)
+    except LockDirError as error:
+        return [str(error)]
+    return []
 
 
 def _look() -> tuple[list[_Seen], list[str]]:
@@ -142,11 +160,12 @@ def _in_order(rig: Rig) -> bool:
 def _seen(child: NvmlChild, gpu: Gpu) -> Iterator[_Seen]:
     """One GPU and its MIG devices."""
     fault, processes = (gpu.fault, ()) if gpu.fault is not None else _processes(child, gpu.uuid)
-    used = _gib(gpu.memory.used)
+    used = _gib(None if gpu.unified else gpu.memory.used)
     yield _Seen(gpu.index, gpu.uuid, gpu.name, used, fault, processes, bool(gpu.mig_devices))
     for device in gpu.mig_devices:
         fault, processes = (gpu.fault, ()) if gpu.fault is not None else _processes(child, device.uuid)
-        yield _Seen(gpu.index, device.uuid, device.name or "MIG device", _gib(device.memory.used), fault, processes)
+        name, used = device.name or "MIG device", _gib(device.memory.used)
+        yield _Seen(gpu.index, device.uuid, name, used, fault, processes, whole=gpu.uuid)
 
 
 def _processes(child: NvmlChild, uuid: str) -> tuple[str | None, tuple[_Process, ...]]:
@@ -171,7 +190,11 @@ def _rows(found: Survey, seen: Sequence[_Seen]) -> list[_Row]:
     Where NVML answers, a free one of those is only the file of a GPU that was here once.
     """
     known = {one.uuid: one for one in seen}
-    rows = [_Row(one.uuid, one.holder, one.quarantine, known.get(one.uuid)) for one in found.gpus]
+    rows = []
+    for one in found.gpus:
+        part = known.get(one.uuid)
+        locked = found.gpu(part.whole) if part is not None and part.whole is not None else one
+        rows.append(_Row(one.uuid, locked.holder, locked.quarantine, part))
     return [row for row in rows if row.seen is not None or row.state != "free" or not seen]
 
 

@@ -293,7 +293,7 @@ def test_a_killed_holder_of_another_boot_of_the_machine_is_forgotten(
     assert time.monotonic() - began < 5
 
 
-@pytest.mark.parametrize("text", [b"", b"\xff\xfe{", b"[1]", b'{"uuid": '])
+@pytest.mark.parametrize("text", [b"", b"\xff\xfe{", b"[1]", b'{"uuid": ', b"[" * 60000])
 def test_a_quarantine_that_cannot_be_read_counts(driver: Driver, folder: Path, text: bytes) -> None:
     (folder / f"quarantine-{A}.json").write_bytes(text)
     with out(driver, folder, 1, A, B) as lease:
@@ -302,6 +302,28 @@ def test_a_quarantine_that_cannot_be_read_counts(driver: Driver, folder: Path, t
         out(driver, folder, 1, A)
     assert lift(folder, A)
     out(driver, folder, 1, A).release()
+
+
+def test_a_quarantine_may_not_make_up_outcomes(driver: Driver, folder: Path) -> None:
+    (folder / f"quarantine-{A}.json").write_text('{"outcome": "ready", "since": "x"}')
+    with pytest.raises(NotClean) as caught:
+        out(driver, folder, 1, A)
+    assert caught.value.outcome == "infra.dirty_gpu"
+
+
+def test_a_quarantine_that_another_user_may_not_read_counts(nobody: Nobody) -> None:
+    put(Locks(directory=nobody.folder), A, "infra.dirty_gpu", "5.00 GiB in use")
+    (nobody.folder / f"quarantine-{A}.json").chmod(0o600)
+    process = nobody.python(OF_ANOTHER_USER)
+    assert process.communicate("go\n", timeout=50)[0].startswith(f"{A}\n")
+
+
+def test_a_lost_gpu_without_another_one_is_a_fault_of_the_hardware(driver: Driver, folder: Path) -> None:
+    driver.used = {A: LOST}
+    for _ in range(2):  # when it is found, and when it is in quarantine
+        with pytest.raises(NotClean, match=r"fell off the bus.* lifts a quarantine") as caught:
+            out(driver, folder, 1, A)
+        assert caught.value.outcome == HARDWARE
 
 
 OF_ANOTHER_USER = """

@@ -292,7 +292,6 @@ def test_what_is_kept_for_one_who_does_not_take_it_is_kept_for_a_moment_only(
     answer = gpus._Waiter._answer
 
     def late(self: gpus._Waiter) -> GpuLease | None:
-        assert self._ticket is None or self._locks.test != "late" or self._notice is not None
         if self._ticket is not None and self._locks.test == "late" and not asleep:
             asleep.append(time.monotonic())
             time.sleep(3)
@@ -368,7 +367,7 @@ def test_processes_that_are_killed_at_any_moment_break_nobodys_queue(folder: Pat
 
 def test_a_gpu_of_a_killed_holder_is_leasable_soon_and_never_while_anything_of_its_tree_lives(tmp_path: Path) -> None:
     need_tool("gcc")
-    found = kill_often([0.2, 0.6, 1.0, 1.5, 2.1, 2.8], tmp_path)
+    found = kill_often([0.3, 0.5, 0.7, 0.9, 1.2, 1.9], tmp_path)
     assert [one for one in found if one.alive or one.used] == []
     assert max(one.processes for one in found) >= 5, "holder, warden, server and its children"
     assert max(one.seconds for one in found) <= 5.0, found

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gpuguard.lease import dirs, mounts
-from pytest_gpuguard.lease.mounts import Mount, findings, judge, mount_of, mounts_of
+from pytest_gpuguard.lease.mounts import Mount, elsewhere, findings, judge, mount_of, mounts_of
 from tests.needs import need, need_tool
 from tests.trees import ROOT
 
@@ -57,6 +57,46 @@ def test_a_containers_own_folder_is_told_with_the_option_to_give(folder: str) ->
     assert "-v /run/lock/gpuguard:/run/lock/gpuguard" in line
 
 
+def test_debians_tmpfs_for_locks_may_be_mounted_whole_and_a_pods_own_volume_is_told() -> None:
+    debian = DOCKER + "630 600 0:31 / /run/lock rw,nosuid - tmpfs tmpfs rw,size=5120k\n"
+    assert found(debian, "/run/lock/other", contained=True) == []
+    volume = "/var/lib/kubelet/pods/1-2/volumes/kubernetes.io~empty-dir/locks"
+    pod = DOCKER + f"640 600 259:1 {volume} /run/lock/gpuguard rw - ext4 /dev/nvme0n1p1 rw\n"
+    assert "is its own" in found(pod, "/run/lock/gpuguard", contained=True)[0]
+
+
+def test_the_same_folder_of_the_machine_is_recognised_however_it_is_mounted() -> None:
+    service = HOST + "900 25 0:23 /lock /run/lock ro,nosuid - tmpfs tmpfs rw\n"  # bound onto itself, as sandboxing does
+    assert not elsewhere("/run/lock/gpuguard", mounts_of(service), mounts_of(HOST))
+    covered = HOST + "900 22 0:99 / /tmp rw - tmpfs tmpfs rw\n"
+    assert elsewhere("/tmp/gpuguard", mounts_of(covered), mounts_of(HOST))
+    assert not elsewhere("/run/lock/gpuguard", mounts_of(covered), mounts_of(HOST))
+    assert elsewhere("/tmp/gpuguard", mounts_of(SERVICE), mounts_of(HOST))
+    assert not elsewhere("/tmp/gpuguard", mounts_of(HOST), [])
+
+
+OWN_DISK = "22 1 254:1 / / rw,relatime - ext4 /dev/vda rw\n"
+
+
+@pytest.mark.parametrize(
+    ("root", "mark", "host", "cgroups", "contained"),
+    [
+        (DOCKER, True, False, "0::/", True),  # Docker or Podman with cgroups of their own
+        (DOCKER, False, False, "0::/", True),  # a pod
+        (DOCKER, False, True, "0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-0a.scope", True),  # with hostPID
+        (DOCKER, False, True, "0::/", False),  # a live system
+        (OWN_DISK, True, True, "0::/", False),  # a virtual machine that was made of a container image
+        (OWN_DISK, False, False, "0::/", False),  # a sandbox with pids of its own
+        (OWN_DISK, True, False, "0::/", True),  # LXC on a disk of its own
+        (OWN_DISK, False, True, "0::/system.slice/docker.service", False),
+        ("", False, True, "4:memory:/docker/0123456789ab", True),
+    ],
+)
+def test_containers_are_told_from_machines(root: str, mark: bool, host: bool, cgroups: str, contained: bool) -> None:
+    said = mounts.in_container(mounts_of(root), lambda path: mark, lambda: host, lambda: cgroups)
+    assert said is contained
+
+
 def test_a_private_tmp_and_a_network_disk_are_told() -> None:
     (line,) = found(SERVICE, "/tmp/gpuguard")
     assert "private /tmp" in line
@@ -67,7 +107,7 @@ def test_a_private_tmp_and_a_network_disk_are_told() -> None:
 
 def test_who_chooses_another_folder_is_told_of_the_usual_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(dirs.ENV, str(tmp_path))
-    monkeypatch.setattr(mounts, "in_container", lambda: False)
+    monkeypatch.setattr(mounts, "in_container", lambda mounts: False)
     monkeypatch.setattr(mounts, "DEFAULTS", (str(tmp_path), "/tmp/gpuguard"))
     assert findings(tmp_path) == []
     other = tmp_path / "other"

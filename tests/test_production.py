@@ -286,9 +286,10 @@ def test_an_interrupt_while_the_unit_is_stopped_restores_it(unit: Unit) -> None:
     unit.wait_words("begin")
     os.killpg(run.process.pid, signal.SIGINT)
     assert run.hear() == "interrupted"
+    assert run.ask("vacate") == "vacated"  # the next test of this run needs it
+    assert unit.words == ["begin", "end", "restore", "begin", "end"]
     assert run.ask("restore 50") is None
-    assert unit.words == ["begin", "end", "restore"]
-    assert run.ask("vacate") == "vacated"  # the next test of this run may need it
+    assert unit.words == ["begin", "end", "restore", "begin", "end", "restore"]
 
 
 def test_interrupts_of_the_terminal_do_not_reach_the_keeper(unit: Unit) -> None:
@@ -406,9 +407,15 @@ def test_a_vacate_that_fails_is_told_with_its_last_lines_and_the_unit_is_started
     assert str(ours.log) in said
     assert ours.words == ["vacate", "restore"]
     assert production.fds == ()
+    other = ours.here(vacate=["true"])
+    other.vacate()  # the lock is free at once, not only when the run that failed has ended
+    assert other.restore(50) is None
+    assert ours.words == ["vacate", "restore", "restore"]
     with pytest.raises(ProductionError, match="no such unit"):
         production.vacate()
-    assert ours.words == ["vacate", "restore"], "it must not be stopped and started for every test of the run"
+    assert ours.words == ["vacate", "restore", "restore"], (
+        "it must not be stopped and started for every test of the run"
+    )
     assert production.restore(50) is None
     assert Locks(directory=ours.folder).holders(["production", keeper.DOOR]) == ()
     assert not ours.keepers()
@@ -631,6 +638,13 @@ def test_a_full_disk_does_not_keep_the_unit_from_being_restored(unit: Unit, tmp_
     assert (unit.folder / "production.lock").read_bytes() == b""
     run.kill()
     wait_until((tmp_path / "restore").is_dir, LAW_S)
+
+
+def test_a_full_disk_does_not_hide_what_a_failing_command_printed(ours: Unit) -> None:
+    full = ours.here(vacate=ours.command("vacate", "echo out of luck || exit 0; exit 1"), log="/dev/full")
+    with pytest.raises(ProductionError, match=r"\n  out of luck\n"):
+        full.vacate()
+    assert full.restore(50) is None
 
 
 @pytest.mark.parametrize("shape", ["a folder", "below a file"])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +20,7 @@ import pytest
 from pytest_gpuguard import cli_who
 from pytest_gpuguard.facts.faults import HARDWARE, HostFault
 from pytest_gpuguard.facts.nvml import NvmlChild
+from pytest_gpuguard.lease.fifo import ASLEEP_S
 from pytest_gpuguard.lease.flocks import Locks
 from pytest_gpuguard.lease.gpus import lease_gpus
 from pytest_gpuguard.lease.ports import lease_ports
@@ -366,3 +369,205 @@ def test_it_runs_in_a_process_of_its_own(fake: FakeRig, folder: Path) -> None:
     done = ran("who", env=fake.environ(GPUGUARD_LOCK_DIR=str(folder)))
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith(f"lock folder: {folder}")
+
+
+def test_a_mig_device_of_a_leased_gpu_is_leased_by_the_lock_of_the_whole(
+    fake: FakeRig, holder: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (device,) = fake.partition(1, ("MIG 1g.24gb", 24064))
+    fake.shared.gpu[1].mig_device[0].used = 8 * GIB
+    rows = {one["uuid"]: one for one in data(capsys)["gpus"]}
+    assert rows[device]["state"] == "leased"
+    assert rows[device]["holder"]["pid"] == holder.pid
+    assert "nobody leased it" not in text(capsys)
+
+
+def test_memory_that_a_gpu_shares_with_the_host_is_nobodys_stray(
+    fake: FakeRig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.shared.gpu[0].memory_unsupported = 1
+    assert data(capsys)["gpus"][0]["used_gib"] is None
+    assert "nobody leased it" not in text(capsys)
+
+
+def test_keys_on_somebody_elses_command_line_are_masked(fake: FakeRig, capsys: pytest.CaptureFixture[str]) -> None:
+    code = "import time; time.sleep(600)"
+    with subprocess.Popen(
+        ["python", "-c", code, "--api-key", "sk-first", "--token=second"], executable=sys.executable
+    ) as server:
+        try:
+            fake.alloc(0, 3 * GIB, server.pid)
+            until = time.monotonic() + 30
+            while "api-key" not in (said := text(capsys)) and time.monotonic() < until:
+                pass  # it was not yet executed
+        finally:
+            server.kill()
+    assert f"pid {server.pid} (" in said
+    assert "--api-key <redacted> --token=<" in said  # then it is cut
+    assert "first" not in said
+    assert "second" not in said
+
+
+def test_a_folder_that_no_run_would_use_is_told_with_the_reason(
+    fake: FakeRig, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "link").symlink_to(folder)
+    monkeypatch.setenv("GPUGUARD_LOCK_DIR", str(folder / "link"))
+    assert "is a symbolic link" in data(capsys)["notes"][0]
+    monkeypatch.setenv("GPUGUARD_LOCK_DIR", str(folder / "none"))
+    assert "not there yet" in data(capsys)["notes"][0]
+
+
+def test_every_key_of_the_json_is_documented(
+    fake: FakeRig, folder: Path, holder: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.hold(1, 2 * GIB)
+    put(Locks(TEST, folder), fake.uuid(2), "infra.dirty_gpu", "stuck")
+    (folder / "production.lock").write_text("{}")
+    process = waiting(folder, fake.uuid(1))
+    try:
+        with lease_ports(test=TEST, directory=folder):
+            found = data(capsys)
+    finally:
+        process.kill()
+        process.communicate()
+    assert found["waiting"]
+    text = (ROOT / "docs" / "leases.md").read_text(encoding="utf-8")
+    assert [key for key in sorted(keys(found)) if f"`{key}`" not in text] == []
+
+
+def keys(value: Any) -> set[str]:
+    """All names in a JSON value, those in its values too."""
+    if isinstance(value, dict):
+        return {*value, *(key for one in value.values() for key in keys(one))}
+    return {key for one in value for key in keys(one)} if isinstance(value, list) else set()
+
+
+WAITS = """
+import sys
+from pathlib import Path
+from pytest_gpuguard.lease.gpus import lease_gpus
+lease_gpus(sys.argv[2:], len(sys.argv) - 2, 600, lambda *_: print("waits", flush=True), directory=Path(sys.argv[1]))
+print("leased", flush=True)
+"""
+
+
+def waiting(folder: Path, *uuids: str) -> subprocess.Popen[str]:
+    """Another process that waits for these GPUs, which are held."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITS, str(folder), *uuids], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waits\n"
+    until = time.monotonic() + 30
+    while not survey(folder).waiting and time.monotonic() < until:
+        time.sleep(0.02)
+    return process
+
+
+def test_a_waiter_that_is_stopped_is_told(
+    fake: FakeRig, folder: Path, holder: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = waiting(folder, fake.uuid(1))
+    try:
+        process.send_signal(signal.SIGSTOP)
+        until = time.monotonic() + 10 * ASLEEP_S
+        while not survey(folder).waiting[0].asleep and time.monotonic() < until:
+            time.sleep(0.1)
+        assert "asleep (its process is stopped)" in text(capsys)
+        (one,) = survey(folder).waiting
+        assert (one.holder.pid, one.asleep) == (process.pid, True)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_what_a_killed_holder_has_started_still_holds_and_is_told_so(
+    fake: FakeRig, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = (
+        "import subprocess, sys; from pathlib import Path; from pytest_gpuguard.lease.gpus import lease_gpus\n"
+        "lease = lease_gpus([sys.argv[1]], 1, directory=Path(sys.argv[2]))\n"
+        "heir = subprocess.Popen(['sleep', '600'], pass_fds=lease.fds)\n"
+        "print(heir.pid, flush=True); sys.stdin.readline()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, fake.uuid(0), str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    assert process.stdout is not None
+    heir = int(process.stdout.readline())
+    try:
+        process.kill()
+        process.wait()
+        said, found = text(capsys), data(capsys)["gpus"][0]
+    finally:
+        os.kill(heir, signal.SIGKILL)
+        process.communicate()
+    assert f"pid {process.pid} (gone; what it started still holds the lock)" in said
+    assert (found["state"], found["holder"]["lives"]) == ("leased", False)
+
+
+GARBAGE = (
+    b"",
+    b"\xff\x00\xfe",
+    b"[]",
+    b'{"pid": "1; x", "since": "soon", "user": 7, "test": {}, "wants": "all", "vacated": 3, "reason": [1]}',
+    b'{"pid": -1, "since": 1e300, "start_time": 1e9, "host": null, "boot": []}',
+    b"00000000000001000.000\n{}",
+    b'00000000000001000.000\n{"candidates": [1, {}], "apart": [[1]], "wants": 1, "holds": 3}',
+)
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_garbage_in_the_folder_breaks_nothing(
+    garbage: bytes, fake: FakeRig, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("gpu-GPU-x.lock", "gpu-wait-000000000001.lock", "gpu-book.lock", "slot-x.lock", "ports-64.lock")
+    names += ("ports-x.lock", "production.lock", "quarantine-GPU-y.json", "ports-99999999999.lock", "gpu-.lock")
+    held = []
+    for name in names:
+        (folder / name).write_bytes(garbage)
+        held.append(os.open(folder / name, os.O_RDONLY))
+        fcntl.flock(held[-1], fcntl.LOCK_EX)
+    os.mkfifo(folder / "gpu-GPU-pipe.lock")
+    (folder / "gpu-GPU-folder.lock").mkdir()
+    (folder / "gpu-GPU-link.lock").symlink_to("/nowhere")
+    try:
+        assert f"GPU 3 (NVIDIA RTX PRO 6000 Blackwell Server Edition, {fake.uuid(3)}): free" in text(capsys)
+        assert "GPU GPU-x: leased by " in text(capsys)
+        assert [one["uuid"] for one in data(capsys)["gpus"][:4]] == [fake.uuid(index) for index in range(4)]
+    finally:
+        for fd in held:
+            os.close(fd)
+
+
+def test_who_looks_all_the_time_costs_no_waiter_its_place_and_no_holder_its_gpu(folder: Path) -> None:
+    looks = threading.Event()
+
+    def look() -> None:
+        while not looks.is_set():
+            survey(folder, ["GPU-1"])
+
+    lookers = [threading.Thread(target=look) for _ in range(3)]
+    for one in lookers:
+        one.start()
+    code = (
+        "import sys; from pathlib import Path; from pytest_gpuguard.lease.gpus import lease_gpus\n"
+        "for _ in range(40): lease_gpus(['GPU-1'], 1, 120, directory=Path(sys.argv[1])).release()"
+    )
+    try:
+        runs = [
+            subprocess.Popen([sys.executable, "-c", code, str(folder)], stderr=subprocess.PIPE, text=True, cwd=ROOT)
+            for _ in range(3)
+        ]
+        said = [one.communicate(timeout=300)[1] for one in runs]
+    finally:
+        looks.set()
+        for one in lookers:
+            one.join()
+    assert said == ["", "", ""]
+    assert [one.returncode for one in runs] == [0, 0, 0]

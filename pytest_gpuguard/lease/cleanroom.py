@@ -156,9 +156,9 @@ def _reason(one: Dirt) -> tuple[str, str]:
 
 
 def _none_left(choice: GpuChoice, n: int, shut: dict[str, Quarantine], avoided: dict[str, str]) -> NotClean:
-    mine = [shut[uuid] for uuid in choice.uuids if uuid in shut and uuid not in avoided]
-    told: Sequence[str] = [*avoided.values(), *map(str, mine)]
-    outcome = DIRTY if avoided or not mine else mine[0].outcome
+    mine = [shut[uuid] for uuid in choice.uuids if uuid in shut]
+    told: Sequence[str] = [*avoided.values(), *(str(one) for one in mine if one.uuid not in avoided)]
+    outcome = mine[0].outcome if mine and set(avoided) <= set(shut) else DIRTY
     lifts = "; `gpuguard who --clear UUID` lifts a quarantine" if mine else ""
     wanted = f"{n} of {len(choice.uuids)} GPUs wanted"
     return NotClean(outcome, f"not clean before the boot: {'; '.join(told)} ({wanted}{lifts})")

@@ -181,8 +181,9 @@ class Locks:
                 fd = open_lock(path)
             except OSError as error:
                 raise LockDirError(
-                    f"The lock file {path} cannot be opened: {error.strerror}. Only this plugin should make files "
-                    f"there: remove it when nobody uses it, or set {ENV} to another folder."
+                    f"The lock file {path} cannot be opened: {error.strerror}. Make room there if it is full. Only "
+                    f"this plugin should make files there: remove it when nobody uses it, or set {ENV} to another "
+                    f"folder."
                 ) from None
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -118,7 +118,7 @@ class Keeper:
             return True
         after = self.restore()  # at once: it may be half stopped
         self.say("failed", message=problem, restored=after is None, problem=after)
-        self.say("over", problem=after)
+        self.end(after)
         return False
 
     # ------------------------------------------------------------------------------------------------------ restore
@@ -136,7 +136,16 @@ class Keeper:
             time.sleep(POLL_S)
         units = self.units()
         done = self.recorded and units is not None and self.unit not in units
-        self.say("over", problem=None if done else self.restore())
+        self.end(None if done else self.restore())
+
+    def end(self, problem: str | None) -> None:
+        """Let the next one in, and say the last word.
+
+        The run may still have the lock open, for a keeper in our place: closing our descriptor would not free it.
+        """
+        flock(self.lock, free=True)
+        self.close_door()
+        self.say("over", problem=problem)
 
     def last(self) -> bool:
         """Whether nobody is left but us: then the lock and the door are ours."""
@@ -319,12 +328,13 @@ def signal_group(pgid: int, number: int) -> None:
         pass  # gone, or another user's (sudo)
 
 
-def flock(fd: int, shared: bool = False) -> bool:
+def flock(fd: int, shared: bool = False, free: bool = False) -> bool:
     """Take the lock, or turn the one that we have into this kind; False when others have it (then we have none)."""
     import fcntl
 
+    kind = fcntl.LOCK_UN if free else fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
-        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except OSError:
         return False
     return True

@@ -8,28 +8,41 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from ..facts.holders import host_pids
 from .dirs import DEFAULTS, ENV
 
-_MOUNTINFO: Final = Path("/proc/self/mountinfo")
 _ESCAPE: Final = re.compile(r"\\([0-7]{3})")
 #: flock on these excludes nobody on other machines, or nobody at all.
-_REMOTE: Final = re.compile(r"nfs\d?|cifs|smb3?|9p|fuse(\..+)?|lustre|gpfs|beegfs|ceph|glusterfs|afs|virtiofs")
+_REMOTE: Final = re.compile(
+    r"nfs\d?|cifs|smb3?|9p|fuse(\.(?!fuse-overlayfs).+)?|lustre|gpfs|beegfs|ceph|glusterfs|afs|virtiofs"
+)
 #: Roots of a private /tmp: systemd's PrivateTmp, pam_namespace.
 _PRIVATE: Final = re.compile(r"systemd-private-|/tmp-inst/|\.inst\b")
+#: File systems that the root of a container is made of.
+_LAYERED: Final = ("overlay", "aufs", "fuse.fuse-overlayfs")
+_CGROUP: Final = re.compile(r"docker[-/]|kubepods|libpod-|/lxc[./]|lxc\.payload|cri-containerd|crio-")
+#: A folder that a pod's containers share with each other, and with nobody else.
+_OF_A_POD: Final = "kubernetes.io~empty-dir"
+#: Where Debian mounts a tmpfs of its own: bound into a container, it looks like one of the container's own.
+_HOSTS_TMPFS: Final = "/run/lock"
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One line of mountinfo: where it is, which part of its file system it shows, and of what kind that is."""
+    """One line of mountinfo: where it is, which part of its file system it shows, of what kind and device that is."""
 
     point: str
     root: str
     kind: str
+    device: str = field(default="", compare=False)
+
+    def place(self, folder: str) -> tuple[str, str]:
+        """Where a folder in it really is: the device, and the path there."""
+        return self.device, os.path.normpath(f"{self.root}/{folder.removeprefix(self.point)}")
 
 
 def mounts_of(text: str) -> list[Mount]:
@@ -39,7 +52,7 @@ def mounts_of(text: str) -> list[Mount]:
         fields, _, rest = line.partition(" - ")
         words = fields.split()
         if len(words) >= 5 and rest.split():
-            found.append(Mount(_plain(words[4]), _plain(words[3]), rest.split()[0]))
+            found.append(Mount(_plain(words[4]), _plain(words[3]), rest.split()[0], words[2]))
     return found
 
 
@@ -65,7 +78,7 @@ def judge(folder: str, mount: Mount | None, contained: bool) -> list[str]:
             f"{folder} is in a private {mount.point} of this service or session, which nobody else sees: "
             f"make {DEFAULTS[0]} (mode 1777) for everybody, or set PrivateTmp=no"
         )
-    elif contained and (mount.point == "/" or mount.root == "/"):
+    elif contained and _is_its_own(mount):
         found.append(
             f"this is a container, and {folder} is its own: others do not see who has which GPU: "
             f"start it with -v {DEFAULTS[0]}:{DEFAULTS[0]}"
@@ -73,15 +86,31 @@ def judge(folder: str, mount: Mount | None, contained: bool) -> list[str]:
     return found
 
 
+def _is_its_own(mount: Mount) -> bool:
+    """Whether a container has this mount to itself: its root, a tmpfs of its own, and not what was bound into it."""
+    if mount.kind == "tmpfs" and mount.point == _HOSTS_TMPFS:
+        return False
+    return mount.point == "/" or mount.root == "/" or _OF_A_POD in mount.root
+
+
+def _cgroups() -> str:
+    """Our cgroups and those of the first process that we see; empty where nobody tells."""
+    found = []
+    for pid in ("self", "1"):
+        try:
+            found.append(Path(f"/proc/{pid}/cgroup").read_text())
+        except OSError:
+            pass
+    return "\n".join(found)
+
+
 def findings(folder: Path) -> list[str]:
     """Why others may not see the locks in this folder, one line each; empty when nothing is known against it."""
     path = os.path.realpath(folder)
-    try:
-        mount = mount_of(path, mounts_of(_MOUNTINFO.read_text(errors="replace")))
-    except OSError:
-        mount = None
-    found = judge(path, mount, in_container())
-    if not found and _is_another_for_init(path):
+    mounts = _mounts("self")
+    mount = mount_of(path, mounts)
+    found = judge(path, mount, in_container(mounts))
+    if not found and elsewhere(path, mounts, _mounts("1")):
         found.append(
             f"{path} is another folder for the rest of this machine (a mount namespace of our own): "
             f"others do not see who has which GPU"
@@ -92,20 +121,36 @@ def findings(folder: Path) -> list[str]:
     return found
 
 
-def in_container(exists: Callable[[str], bool] = os.path.exists) -> bool:
-    """Whether this is a container, as far as its usual marks tell."""
-    return not host_pids() or any(map(exists, ("/.dockerenv", "/run/.containerenv")))
+def in_container(
+    mounts: list[Mount],
+    exists: Callable[[str], bool] = os.path.exists,
+    host: Callable[[], bool] = host_pids,
+    cgroups: Callable[[], str] = _cgroups,
+) -> bool:
+    """Whether this is a container, as far as its usual marks tell.
+
+    One of them may lie: virtual machines are made of container images, and sandboxes have pids of their own. Then the
+    root file system decides.
+    """
+    if _CGROUP.search(cgroups()):
+        return True
+    marks = any(map(exists, ("/.dockerenv", "/run/.containerenv", "/run/systemd/container"))) + (not host())
+    root = mount_of("/", mounts)
+    return marks == 2 or (marks == 1 and root is not None and (root.kind in _LAYERED or root.root != "/"))
 
 
-def _is_another_for_init(path: str) -> bool:
-    """Whether pid 1 finds another folder under this name; only root may look."""
+def elsewhere(folder: str, ours: list[Mount], theirs: list[Mount]) -> bool:
+    """Whether this name is another folder where those mounts are; False when either is not known."""
+    here, there = mount_of(folder, ours), mount_of(folder, theirs)
+    return here is not None and there is not None and here.place(folder) != there.place(folder)
+
+
+def _mounts(pid: str) -> list[Mount]:
+    """What this process sees mounted (pid 1: the machine, or our container); empty where nobody may know."""
     try:
-        theirs, ours = os.stat(f"/proc/1/root{path}"), os.stat(path)
-    except FileNotFoundError:
-        return os.path.isdir(path)
+        return mounts_of(Path(f"/proc/{pid}/mountinfo").read_text(errors="replace"))
     except OSError:
-        return False
-    return (theirs.st_dev, theirs.st_ino) != (ours.st_dev, ours.st_ino)
+        return []
 
 
 def _plain(text: str) -> str:

@@ -77,6 +77,7 @@ class Production:
         if self._stay is not None:
             self._stay.mend()
             return
+        self._settle(time.monotonic())  # what an interrupted one has left
         self._problem = None
         stay = self._enter(on_wait)
         try:
@@ -100,9 +101,15 @@ class Production:
         if self._stay is not None:
             self._ending.append(self._stay)
             self._stay = None
-        deadline = time.monotonic() + wait_s
         for stay in self._ending:
             stay.let_go()
+        problems = self._settle(time.monotonic() + wait_s)
+        if not problems and self._problem is not None:
+            return self._problem
+        return "\n".join(problems) or None
+
+    def _settle(self, deadline: float) -> list[str]:
+        """Hear what became of the times that are over; problems in words, also of those that are not over yet."""
         problems = []
         for stay in list(self._ending):
             problem = stay.finish(deadline)
@@ -111,9 +118,7 @@ class Production:
             if stay.done:
                 self._ending.remove(stay)
                 self._problem = problems[-1] if problem is not None else self._problem
-        if not problems and self._problem is not None:
-            return self._problem
-        return "\n".join(problems) or None
+        return problems
 
     def _enter(self, on_wait: OnWait | None) -> Stay:
         """Get through the door: alone, or beside others that hold the unit vacated."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from ..claims.account import short
 from ..claims.claim import Claim
 from ..collect import CLAIM
 from ..facts.faults import HostFault
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from ..options import Config
     from ..run import Runner
     from ..session import Session
+
+#: A quarantine is told in so many characters, and a longer path is not repeated.
+_LONGEST: Final = 240
+_LONG_PATH: Final = 40
 
 
 def header(runner: Runner, items: Iterable[pytest.Item], verbosity: int, facts: bool = True) -> list[str]:
@@ -48,8 +53,9 @@ def facts_lines(session: Session, refs: Iterable[StackRef], locks: bool) -> list
 
     With ``locks`` also where GPUs are reserved, who might not see that, and which GPUs are in quarantine.
     """
+    gpus = False
     try:
-        rig = session.rig.describe()
+        rig, gpus = session.rig.describe(), bool(session.rig.gpus)
     except HostFault as fault:
         rig = f"host fault: {fault}"
     lines = [f"rig: {rig}"]
@@ -64,7 +70,7 @@ def facts_lines(session: Session, refs: Iterable[StackRef], locks: bool) -> list
         lines += session.missing_evidence()
     except HostFault:
         pass  # told above: a rig that cannot be asked
-    return lines + (lock_lines() if locks and not session.simulated else [])
+    return lines + (lock_lines() if locks and not session.simulated and gpus else [])
 
 
 def lock_lines() -> list[str]:
@@ -72,16 +78,18 @@ def lock_lines() -> list[str]:
     from ..facts.lease import UnsupportedPlatform
     from ..lease.dirs import LockDirError, lock_dir
     from ..lease.mounts import findings
-    from ..lease.quarantine import quarantined
+    from ..lease.quarantine import quarantined  # whose text is another user's, and may hold anything
 
     try:
         folder = lock_dir()
     except (LockDirError, UnsupportedPlatform) as error:
         return [f"locks: {error}"]
+    shut = [f"{short(str(one), _LONGEST)} (gpuguard who --clear lifts it)" for one in quarantined(folder).values()]
+    mounted = f"-v {folder}:{folder}" if len(str(folder)) <= _LONG_PATH else "mount it at the same path"
     return [
-        f"locks: {folder} (all who use these GPUs must see this folder; containers: -v {folder}:{folder})",
+        f"locks: {folder} (all who use these GPUs must see this folder; containers: {mounted})",
         *(f"locks: {line}" for line in findings(folder)),
-        *(str(one) for one in quarantined(folder).values()),
+        *shut,
     ]
 
 

@@ -3,7 +3,8 @@
 What goes wrong is told by the environment: FAKE_SGLANG is one of the words in ``main``; FAKE_SGLANG_DELAY is the
 time between phases in seconds. FAKE_SGLANG_SAYS are more messages of its log, one a line; FAKE_SGLANG_DEVICE is the
 device that it comes to run on; FAKE_SGLANG_INFO is more of its server_info, as JSON; FAKE_SGLANG_LOG is a file with the
-whole log of a boot that fails (``log``). Nothing is allocated and no GPU is touched.
+whole log of a boot that fails (``log``). FAKE_SGLANG_MEMORY is the GiB that the server, and its child, come to have on
+each GPU of the NVML stand-in (which FAKE_SGLANG_STICKY=1 keeps after their death). Nothing real is allocated.
 """
 
 import argparse
@@ -39,6 +40,24 @@ def die(*traceback):
     sys.stderr.flush()
     log("Received sigquit from a child process. It usually means the child failed.")
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def allocate(pid):
+    """Give a process memory on the GPUs that this server may use, on the machine that the NVML stand-in shows."""
+    gib = float(os.environ.get("FAKE_SGLANG_MEMORY", "0"))
+    if not gib:
+        return
+    sys.path.insert(0, os.path.abspath(os.path.join(__file__, *[os.pardir] * 4)))
+    from pathlib import Path
+
+    from tests.standin import standin
+
+    rig = standin.open_rig(Path(os.environ["GPUGUARD_FAKE_RIG"]))
+    for index in os.environ["CUDA_VISIBLE_DEVICES"].split(","):
+        slot = next(one for one in rig.gpu[int(index)].process if one.pid == 0)
+        slot.start, slot.bytes = standin.start_time(pid), int(gib * (1 << 30))
+        slot.sticky = int(os.environ.get("FAKE_SGLANG_STICKY", "0"))
+        slot.pid = pid
 
 
 def kernel(*messages):
@@ -163,7 +182,7 @@ def main():
     if MODE == "proof":  # proof against TERM, with a child in a session of its own that is too
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         hold = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
-        subprocess.Popen([sys.executable, "-c", hold], start_new_session=True)
+        allocate(subprocess.Popen([sys.executable, "-c", hold], start_new_session=True).pid)
     if MODE == "log":
         with open(os.environ["FAKE_SGLANG_LOG"]) as said:
             sys.stderr.write(said.read())
@@ -206,6 +225,7 @@ def main():
         sys.exit(1)
     time.sleep(DELAY)
     log("Load weight begin. avail mem=94.00 GB")
+    allocate(os.getpid())
     if MODE == "hang":
         time.sleep(3600)
     if MODE == "chatty":
