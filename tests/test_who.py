@@ -18,9 +18,11 @@ from typing import Any
 import pytest
 
 from pytest_gpuguard import cli_who
+from pytest_gpuguard.claims.gpuset import GpuChoice
 from pytest_gpuguard.facts.faults import HARDWARE, HostFault
 from pytest_gpuguard.facts.nvml import NvmlChild
-from pytest_gpuguard.lease.fifo import ASLEEP_S
+from pytest_gpuguard.lease.book import Book
+from pytest_gpuguard.lease.fifo import ASLEEP_S, Request
 from pytest_gpuguard.lease.flocks import Locks
 from pytest_gpuguard.lease.gpus import lease_gpus
 from pytest_gpuguard.lease.ports import lease_ports
@@ -526,7 +528,13 @@ GARBAGE = (
 def test_garbage_in_the_folder_breaks_nothing(
     garbage: bytes, fake: FakeRig, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    names = ("gpu-GPU-x.lock", "gpu-wait-000000000001.lock", "gpu-book.lock", "slot-x.lock", "ports-64.lock")
+    names: tuple[str, ...] = (
+        "gpu-GPU-x.lock",
+        "gpu-wait-000000000001.lock",
+        "gpu-book.lock",
+        "slot-x.lock",
+        "ports-64.lock",
+    )
     names += ("ports-x.lock", "production.lock", "quarantine-GPU-y.json", "ports-99999999999.lock", "gpu-.lock")
     held = []
     for name in names:
@@ -571,3 +579,29 @@ def test_who_looks_all_the_time_costs_no_waiter_its_place_and_no_holder_its_gpu(
             one.join()
     assert said == ["", "", ""]
     assert [one.returncode for one in runs] == [0, 0, 0]
+
+
+def test_a_look_at_the_moment_somebody_queues_up_costs_nobody_a_place(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chmod, looker = os.fchmod, []
+
+    def looked_at(fd: int, mode: int) -> None:
+        chmod(fd, mode)
+        looker.append(os.open(os.readlink(f"/proc/self/fd/{fd}"), os.O_RDONLY))
+        fcntl.flock(looker[-1], fcntl.LOCK_SH)
+
+    def sleep(seconds: float) -> None:
+        while looker:
+            os.close(looker.pop())  # it has seen enough
+
+    book = Book(Locks("", folder))
+    with book:
+        monkeypatch.setattr(os, "fchmod", looked_at)
+        monkeypatch.setattr(time, "sleep", sleep)
+        ticket = book.queue_up(Request(0, 1, GpuChoice(("GPU-1",))))
+    monkeypatch.undo()
+    assert [one.uuids for one in survey(folder).waiting] == [("GPU-1",)]
+    ticket.tear()
+    book.close()
+    assert survey(folder).waiting == ()
