@@ -127,7 +127,9 @@ IN_TURN = f"""
     @serves("sglang", MODEL, "--context-length 1024")
     def test_second(server): ...
 """
-ON_CPU_FIRST = IN_TURN.replace('needs_gpus(1)\n    @serves("sglang", MODEL)', 'serves("sglang", MODEL, CPU)')
+ON_CPU_FIRST = IN_TURN.replace('needs_gpus(1)\n    @serves("sglang", MODEL)', 'serves("sglang", MODEL, CPU)').replace(
+    "needs_gpus(1)", "needs_gpus(2)"
+)
 QUICK = "gpuguard_reclaim = 500ms\ngpuguard_grace = 500ms"
 HOLD_ALL = {"test_first": "HOLDS", "test_second": "HOLDS"}
 
@@ -200,30 +202,11 @@ def test_a_gpu_that_is_lost_while_a_server_is_up_is_named_and_the_next_claim_get
     rig.apply(monkeypatch)
     result = claims(in_turn("shared().gpu[0].lost = 1"), ini=QUICK)
     assert verdicts(result)["test_second"] == "HOLDS"
-    assert len(boots()) == 2
+    assert boots() == ["0", "1"]
     (shut,) = quarantined(lock_folder()).values()
     assert (shut.uuid, shut.outcome) == (rig.uuid(0), "hardware")
     assert "fell off the bus" in result.stdout.str()
     assert result.ret == 1
-
-
-@pytest.mark.parametrize("what", ["lost", "hang"])
-def test_a_gpu_that_stops_answering_before_it_is_handed_out_is_put_in_quarantine_and_another_one_taken(
-    claims: Run, fake_rig: FakeRigs, monkeypatch: pytest.MonkeyPatch, boots: Any, pytester: pytest.Pytester, what: str
-) -> None:
-    rig = fake_rig(n=3)
-    rig.apply(monkeypatch)
-    pytester.makeconftest(
-        "from pytest_gpuguard.facts.nvml import NvmlChild\n"
-        "NvmlChild.__init__.__defaults__ = (None, 1.0, 20.0)  # seconds for an answer: 10 else\n"
-    )
-    result = claims(in_turn(f"shared().gpu[0].{what} = 1", ON_CPU_FIRST))
-    assert verdicts(result) == HOLD_ALL
-    assert len(boots()) == 2
-    (shut,) = quarantined(lock_folder()).values()
-    assert (shut.uuid, shut.outcome) == (rig.uuid(0), "hardware")
-    assert ("did not answer within 1 s" if what == "hang" else "fell off the bus") in shut.reason
-    assert result.ret == 0
 
 
 def test_a_driver_that_breaks_as_a_whole_before_the_hand_out_is_infra_and_no_gpu_is_blamed(
