@@ -316,7 +316,12 @@ def test_a_clock_that_jumps_changes_neither_a_wait_nor_a_verdict(
         """
     )
     holder = other_holder(lock_folder(), rig.uuid(0))
-    thread = when(somebody_waits, lambda: (time.sleep(1.5), holder.communicate("end\n")))
+
+    def end_later() -> None:
+        time.sleep(1.5)
+        holder.communicate("end\n")
+
+    thread = when(somebody_waits, end_later)
     began = time.monotonic()
     result = claims(in_turn(), "--gpuguard-wait", "60")
     thread.join()
