@@ -209,6 +209,25 @@ def test_a_gpu_that_is_lost_while_a_server_is_up_is_named_and_the_next_claim_get
     assert result.ret == 1
 
 
+@pytest.mark.parametrize("what", ["lost", "hang"])
+def test_a_gpu_that_stops_answering_before_it_is_handed_out_is_put_in_quarantine_and_another_one_taken(
+    claims: Run, fake_rig: FakeRigs, monkeypatch: pytest.MonkeyPatch, boots: Any, pytester: pytest.Pytester, what: str
+) -> None:
+    rig = fake_rig(n=3)
+    rig.apply(monkeypatch)
+    pytester.makeconftest(
+        "from pytest_gpuguard.facts.nvml import NvmlChild\n"
+        "NvmlChild.__init__.__defaults__ = (None, 1.0, 20.0)  # seconds for an answer: 10 else\n"
+    )
+    result = claims(in_turn(f"shared().gpu[0].{what} = 1", ON_CPU_FIRST))
+    assert verdicts(result) == HOLD_ALL
+    assert len(boots()) == 2
+    (shut,) = quarantined(lock_folder()).values()
+    assert (shut.uuid, shut.outcome) == (rig.uuid(0), "hardware")
+    assert ("did not answer within 1 s" if what == "hang" else "fell off the bus") in shut.reason
+    assert result.ret == 0
+
+
 def test_a_driver_that_breaks_as_a_whole_before_the_hand_out_is_infra_and_no_gpu_is_blamed(
     claims: Run, fake_rig: FakeRigs, monkeypatch: pytest.MonkeyPatch, boots: Any
 ) -> None:

@@ -108,6 +108,11 @@ class Unit:
     def keepers(self) -> list[int]:
         return sorted(marked(self.mark, f"{keeper.ENV}="))
 
+    def kill_keeper(self) -> None:
+        (pid,) = self.keepers()
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: keeper.start_time(pid) is None)  # with all its files closed
+
     def record(self) -> dict[str, Any]:
         return dict(json.loads((self.folder / "production.lock").read_bytes()))
 
@@ -215,6 +220,18 @@ def test_a_run_that_arrives_while_the_unit_is_started_waits_and_stops_it_again(u
     assert second.ask("restore 50") is None
 
 
+def test_the_unit_is_not_started_while_somebody_else_is_in_the_door(unit: Unit) -> None:
+    run = unit.run()
+    assert run.hear() == "vacated"
+    door = Locks(directory=unit.folder).attempt(keeper.DOOR)
+    assert door is not None
+    run.kill()
+    time.sleep(1)
+    assert unit.words == ["vacate"]
+    os.close(door)
+    unit.wait_words("vacate", "restore", limit=LAW_S)
+
+
 def test_a_run_that_arrives_while_the_unit_is_stopped_waits_until_it_is(unit: Unit) -> None:
     slow = unit.command("vacate-begins", f"sleep 1.5; echo vacate-ends >> {unit.words_file}")
     first = unit.run(vacate=slow)
@@ -312,7 +329,7 @@ def test_interrupts_of_the_terminal_do_not_reach_the_keeper(unit: Unit) -> None:
 def test_a_killed_keeper_is_replaced_at_the_end_of_the_run(unit: Unit) -> None:
     run = unit.run()
     assert run.hear() == "vacated"
-    os.kill(unit.keepers()[0], signal.SIGKILL)
+    unit.kill_keeper()
     assert run.ask("restore 50") is None
     assert unit.words == ["vacate", "restore"]
 
@@ -320,9 +337,7 @@ def test_a_killed_keeper_is_replaced_at_the_end_of_the_run(unit: Unit) -> None:
 def test_a_killed_keeper_is_replaced_at_the_next_boot_too(unit: Unit) -> None:
     run = unit.run()
     assert run.hear() == "vacated"
-    (pid,) = unit.keepers()
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: unit.keepers() != [pid])
+    unit.kill_keeper()
     assert run.ask("vacate") == "vacated"
     wait_until(lambda: len(unit.keepers()) == 1)
     run.kill()
@@ -332,7 +347,7 @@ def test_a_killed_keeper_is_replaced_at_the_next_boot_too(unit: Unit) -> None:
 def test_a_killed_keeper_does_not_let_another_run_start_the_unit(unit: Unit) -> None:
     first = unit.run()
     assert first.hear() == "vacated"
-    os.kill(unit.keepers()[0], signal.SIGKILL)
+    unit.kill_keeper()
     second = unit.run()
     assert second.hear() == "vacated"
     second.kill()
@@ -346,7 +361,7 @@ def test_a_killed_keeper_does_not_let_another_run_start_the_unit(unit: Unit) -> 
 def test_a_keeper_killed_while_it_stops_the_unit_fails_the_vacating_and_the_unit_comes_back(unit: Unit) -> None:
     run = unit.run(vacate=unit.command("begin", f"sleep 1; echo end >> {unit.words_file}"))
     unit.wait_words("begin")
-    os.kill(unit.keepers()[0], signal.SIGKILL)
+    unit.kill_keeper()
     _, said, fds = run.hear()
     assert "was killed while it ran `sh -c" in said
     assert fds == []
@@ -359,7 +374,7 @@ def test_a_keeper_killed_while_it_starts_the_unit_is_replaced(unit: Unit) -> Non
     assert run.hear() == "vacated"
     run.tell("restore 50")
     unit.wait_words("vacate", "begin")
-    os.kill(unit.keepers()[0], signal.SIGKILL)
+    unit.kill_keeper()
     assert run.hear() is None
     assert unit.words == ["vacate", "begin", "end", "begin", "end"]
 
@@ -367,7 +382,7 @@ def test_a_keeper_killed_while_it_starts_the_unit_is_replaced(unit: Unit) -> Non
 def test_when_run_and_keeper_are_killed_the_next_run_restores(unit: Unit) -> None:
     run = unit.run()
     assert run.hear() == "vacated"
-    os.kill(unit.keepers()[0], signal.SIGKILL)
+    unit.kill_keeper()
     run.kill()
     time.sleep(0.5)
     assert unit.words == ["vacate"]
@@ -383,10 +398,9 @@ def test_a_keeper_that_is_killed_again_and_again_is_told(ours: Unit) -> None:
     production = ours.here()
     production.vacate()
     for _ in range(2):
-        os.kill(ours.keepers()[-1], signal.SIGKILL)
-        wait_until(lambda: not ours.keepers())
+        ours.kill_keeper()
         production.vacate()
-    os.kill(ours.keepers()[-1], signal.SIGKILL)
+    ours.kill_keeper()
     said = production.restore(50)
     assert said is not None
     assert "NOT RESTORED: its keeper was killed 3 times. Run `sh -c" in said

@@ -29,6 +29,7 @@ INIT_DEADLINE_S: Final = 30.0
 _CHILD: Final = Path(__file__).with_name("nvml_child.py")
 #: NVML's own words for "there is no NVIDIA driver here" (nvml.h): a rig without GPUs, not a fault.
 _NO_DRIVER: Final = {9: "no NVIDIA driver loaded", 12: "no NVIDIA driver"}
+_NO_GPU: Final = "the NVIDIA driver sees no GPU"
 
 
 class _NvmlError(Exception):
@@ -89,16 +90,14 @@ class NvmlChild:
                     return Rig(reason=_NO_DRIVER[error.code])
                 fault = self._fault(error)
                 return Rig(faults=(fault,), reason=f"NVML does not work: {fault.outcome}")
-            raw = [self._gpu(index) for index in range(host["count"])]
-            # by domain, bus, device and function; GPUs whose bus was never learnt come last
-            raw.sort(key=lambda facts: (not facts.get("bus_id"), facts.get("bus_id", "").upper(), facts["nvml_index"]))
+            raw = _by_bus(self._gpu(index) for index in range(host["count"]))
             machine = [as_gpu(index, facts) for index, facts in enumerate(raw)]
             visible = resolve_visible(self._variable("CUDA_VISIBLE_DEVICES"), machine)
             tables = self._links(raw, {gpu.uuid for gpu in visible})
         hidden = len(machine) - len(visible)
         reason = None
         if not machine:
-            reason = "the NVIDIA driver sees no GPU"
+            reason = _NO_GPU
         elif not visible:
             reason = f"CUDA_VISIBLE_DEVICES hides all {hidden}"
         return Rig(
@@ -118,27 +117,29 @@ class NvmlChild:
 
         One that hangs has a ``fault`` as one that is lost has, and hides no other. Raises NvmlTimeout, HostFault.
         """
+        hung: dict[int, str] = {}
         with self._lock:
             try:
                 host = self._open()
+                raw = []
+                for index in range(host["count"]):
+                    self._open()  # again, when the child had to be killed
+                    try:
+                        raw.append(self._gpu(index))
+                    except NvmlTimeout as fault:
+                        raw.append({"nvml_index": index, **self._seen.get(index, {})})
+                        hung[index] = fault.cause
             except _NvmlError as error:
                 if error.code in _NO_DRIVER:
                     return Rig(reason=_NO_DRIVER[error.code])
                 raise self._fault(error) from None
-            raw, hung = [], {}
-            for index in range(host["count"]):
-                self._open()
-                try:
-                    raw.append(self._gpu(index))
-                except NvmlTimeout as fault:
-                    raw.append({"nvml_index": index, **self._seen.get(index, {})})
-                    hung[index] = fault.cause
-            raw.sort(key=lambda facts: (not facts.get("bus_id"), facts.get("bus_id", "").upper(), facts["nvml_index"]))
-        gpus = [as_gpu(index, facts) for index, facts in enumerate(raw)]
-        told = [
-            replace(gpu, fault=hung.get(facts["nvml_index"], gpu.fault)) for gpu, facts in zip(gpus, raw, strict=True)
+        gpus = [
+            replace(as_gpu(index, facts), fault=hung[facts["nvml_index"]])
+            if facts["nvml_index"] in hung
+            else as_gpu(index, facts)
+            for index, facts in enumerate(_by_bus(raw))
         ]
-        return Rig(tuple(told), host["driver"], host["cuda"], reason=None if told else "the NVIDIA driver sees no GPU")
+        return Rig(tuple(gpus), host["driver"], host["cuda"], reason=None if gpus else _NO_GPU)
 
     def memory(self, uuids: Iterable[str]) -> dict[str, GpuMemory]:
         """Memory of GPUs or MIG devices, now, in bytes."""
@@ -282,6 +283,11 @@ class NvmlChild:
                 process.stdin.close()
         except OSError:
             pass  # an unsent request, to a process that is gone
+
+
+def _by_bus(raw: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """By domain, bus, device and function; GPUs whose bus was never learnt come last."""
+    return sorted(raw, key=lambda one: (not one.get("bus_id"), one.get("bus_id", "").upper(), one["nvml_index"]))
 
 
 def binding_folder() -> Path | None:

@@ -19,7 +19,8 @@ from typing import Any, ClassVar, Final
 from ..claims.gpuset import GpuChoice
 from .dirs import LockDirError
 from .fifo import Request
-from .flocks import Holder, Locks, open_lock, same_file
+from .flocks import Holder, Locks, lock_now, lock_soon
+from .keeper import open_lock, same_file
 
 _WAIT: Final = "gpu-wait-"
 _TICKET: Final = re.compile(_WAIT + r"(\d{12})\.lock")
@@ -87,12 +88,12 @@ class Ticket:
             pass  # it has left the queue, or looks by itself before long
 
     def answer(self, now: float) -> tuple[str, ...]:
-        """The GPUs that we are called to take, once; empty when we are not."""
+        """The GPUs that we are called to take; empty when we are not.
+
+        The call stays until we leave the queue or beat: whoever looks meanwhile must not give us others.
+        """
         try:
             text = os.pread(self.fd, _CALL_BYTES, _BEAT_BYTES).decode(errors="replace")
-            if text == _NO_CALL:
-                return ()
-            os.pwrite(self.fd, _NO_CALL.encode(), _BEAT_BYTES)
         except OSError:
             return ()
         return _called(text, self.request.choice, now, _CALL_S / 2)
@@ -131,7 +132,7 @@ class Book:
             while True:
                 if self._fd < 0:
                     self._open()
-                if self._has():
+                if lock_now(self._fd):
                     self._patience_s = _PATIENCE_S
                 elif time.monotonic() < until:
                     time.sleep(random.uniform(0.0001, 0.001))
@@ -225,7 +226,8 @@ class Book:
                 except FileExistsError:
                     pass
             os.fchmod(fd, 0o666)  # the umask has cut it
-            _lock_own(fd)
+            if not lock_soon(fd):
+                raise BlockingIOError("somebody else holds it")
             os.write(fd, (_BEAT.format(request.beat) + _NO_CALL + json.dumps(record) + "\n").encode())
         except OSError as error:
             if fd >= 0:
@@ -270,29 +272,6 @@ class Book:
         except OSError:
             pass  # then nobody is counted as passed, and numbers are found by looking
 
-    def _has(self) -> bool:
-        import fcntl
-
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-
-def _lock_own(fd: int) -> None:
-    """Lock a file that we have just made; somebody who only looks may have it for a moment. Raises OSError."""
-    import fcntl
-
-    for last in (False, False, False, True):
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if last:
-                raise
-            time.sleep(0.001)
-
 
 class _Left(Exception):
     """Nobody holds the lock on this place in the queue any more."""
@@ -300,19 +279,14 @@ class _Left(Exception):
 
 def _read_ticket(number: int, path: str, known: Ticket | None, now: float) -> Ticket | None:
     """What a waiter wrote; of a ``known`` one only whether it is awake, and was called. Raises _Left."""
-    import fcntl
-
     try:
         # Read-only, so that a look is not taken for a poke.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return None
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if lock_now(fd, shared=True):
             raise _Left
-        except BlockingIOError:
-            pass
         head = os.pread(fd, _HEAD_BYTES, 0).decode(errors="replace")
         if known is not None:
             called = _called(head[_BEAT_BYTES:], known.request.choice, now, _CALL_S)
@@ -338,7 +312,7 @@ def _called(text: str, choice: GpuChoice, now: float, seconds: float) -> tuple[s
         return ()
     try:
         moment, places = text.split()
-        fresh = 0 <= now - float(moment) <= seconds
+        fresh = -0.001 <= now - float(moment) <= seconds  # it was rounded
         return tuple(choice.uuids[int(place)] for place in places.split(",")) if fresh else ()
     except (ValueError, IndexError):
         return ()  # half of it is written

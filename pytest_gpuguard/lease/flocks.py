@@ -6,12 +6,10 @@ which would free the heirs' lock too. What a lock file *says* is for messages on
 
 from __future__ import annotations
 
-import errno
 import getpass
 import json
 import os
 import socket
-import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +18,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from . import keeper
 from .dirs import ENV, LockDirError, lock_dir
+from .keeper import open_lock, same_file
 from .warden import read_proc
 
 POLL_S: Final = 0.1
@@ -172,10 +172,7 @@ class Locks:
 
     def take(self, name: str, record: Mapping[str, Any] | None = None) -> tuple[int, dict[str, Any]] | None:
         """Like ``attempt``, with what the lock file said before."""
-        import fcntl
-
         path = f"{self.directory}/{name}.lock"
-        tries = 0
         while True:
             try:
                 fd = open_lock(path)
@@ -186,18 +183,14 @@ class Locks:
                     f"folder."
                 ) from None
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not lock_soon(fd):
+                    os.close(fd)
+                    return None
                 if same_file(fd, path):
                     before = _record(fd)
                     write_record(fd, self.signature() if record is None else record)
                     return fd, before
                 os.close(fd)  # the file was replaced meanwhile (a cleaner of old files): this lock excludes nobody
-            except BlockingIOError:
-                os.close(fd)
-                tries += 1
-                if tries == 3:
-                    return None
-                time.sleep(0.001)  # another one may only be looking who holds it, see holders()
             except BaseException:
                 os.close(fd)
                 raise
@@ -237,18 +230,13 @@ class Locks:
 
     def is_free(self, name: str) -> bool:
         """Whether nobody holds the lock at this moment; a lock that was never taken is free."""
-        import fcntl
-
         try:
             # Read-only, so that a look is not taken for a lock that was let go (see notice.py).
             fd = os.open(f"{self.directory}/{name}.lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             return True  # who wants to take it is told what is wrong with the file
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            return False
+            return lock_now(fd, shared=True)
         finally:
             os.close(fd)
 
@@ -314,50 +302,27 @@ def _self(pid: int) -> dict[str, Any]:
 @cache
 def boot_id() -> str | None:
     """Which boot of the machine this is: what was recorded in another one says nothing any more."""
+    return keeper.boot_id() or None
+
+
+def lock_now(fd: int, *, shared: bool = False) -> bool:
+    """Whether the open file is now locked for us, alone or with others. Raises OSError where there are no locks."""
+    import fcntl
+
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return None
-
-
-def open_lock(path: Path | str) -> int:
-    """Open a lock file so that every user can: read-only where another user's file cannot be written.
-
-    Raises OSError, also for what is no plain file of its own: it would be written to.
-    """
-    fd = _open_any(path)
-    info = os.fstat(fd)
-    if stat.S_ISREG(info.st_mode) and info.st_nlink <= 1:
-        return fd
-    os.close(fd)
-    raise OSError(errno.EINVAL, "it is no plain file, or has a second name, which anybody may have planted")
-
-
-def _open_any(path: Path | str) -> int:
-    flags = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    while True:
-        try:
-            return os.open(path, os.O_RDWR | flags)  # no O_CREAT: fs.protected_regular would refuse others' files
-        except FileNotFoundError:
-            pass
-        except PermissionError:
-            return os.open(path, os.O_RDONLY | flags)
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | flags, 0o666)
-        except FileExistsError:
-            continue
-        os.fchmod(fd, 0o666)  # the umask has cut it
-        return fd
-
-
-def same_file(fd: int, path: Path | str) -> bool:
-    """Whether the open file is still the one of that name."""
-    try:
-        named = os.stat(path, follow_symlinks=False)
-    except OSError:
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
-    mine = os.fstat(fd)
-    return (mine.st_dev, mine.st_ino) == (named.st_dev, named.st_ino)
+    return True
+
+
+def lock_soon(fd: int) -> bool:
+    """Like ``lock_now`` for us alone, tried thrice: another one may only be looking who holds it."""
+    for pause in (0.001, 0.001, 0.0):
+        if lock_now(fd):
+            return True
+        time.sleep(pause)
+    return False
 
 
 def _close(fds: dict[str, int]) -> None:

@@ -29,9 +29,9 @@ from .flocks import (
     Locks,
     OnWait,
     boot_id,
-    same_file,
     write_record,
 )
+from .keeper import same_file
 from .notice import Notice
 
 #: Even who does not want to wait waits so long: what ended just now may take some milliseconds to let go.

@@ -340,12 +340,15 @@ def flock(fd: int, shared: bool = False, free: bool = False) -> bool:
     return True
 
 
-def open_lock(path: str) -> int:
-    """Open a lock file as ``flocks.open_lock`` does, so that every user can; raises OSError."""
+def open_lock(path: str | os.PathLike[str]) -> int:
+    """Open a lock file so that every user can: read-only where another user's file cannot be written.
+
+    Raises OSError, also for what is no plain file of its own: it would be written to.
+    """
     flags = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     while True:
         try:
-            fd = os.open(path, os.O_RDWR | flags)
+            fd = os.open(path, os.O_RDWR | flags)  # no O_CREAT: fs.protected_regular would refuse others' files
         except PermissionError:
             fd = os.open(path, os.O_RDONLY | flags)
         except FileNotFoundError:
@@ -353,15 +356,15 @@ def open_lock(path: str) -> int:
                 fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | flags, 0o666)
             except FileExistsError:
                 continue
-            os.fchmod(fd, 0o666)
+            os.fchmod(fd, 0o666)  # the umask has cut it
         info = os.fstat(fd)
         if stat.S_ISREG(info.st_mode) and info.st_nlink <= 1:
             return fd
         os.close(fd)
-        raise OSError(errno.EINVAL, "it is no plain file, or has a second name")
+        raise OSError(errno.EINVAL, "it is no plain file, or has a second name, which anybody may have planted")
 
 
-def same_file(fd: int, path: str) -> bool:
+def same_file(fd: int, path: str | os.PathLike[str]) -> bool:
     """Whether the open file is still the one of that name."""
     try:
         named, mine = os.lstat(path), os.fstat(fd)

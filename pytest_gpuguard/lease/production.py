@@ -15,7 +15,8 @@ from typing import Any, Final
 from ..facts.lease import require_linux
 from . import keeper
 from .dirs import ENV, LockDirError
-from .flocks import HeldLocks, LeaseTimeout, Locks, OnWait, open_lock, same_file, wait_for
+from .flocks import HeldLocks, LeaseTimeout, Locks, OnWait, lock_soon, wait_for
+from .keeper import open_lock, same_file
 from .stay import ProductionError, Stay
 
 __all__ = ["Production", "ProductionError"]
@@ -132,7 +133,7 @@ class Production:
             door, lock = HeldLocks([fd]), HeldLocks()
             try:
                 lock.add(_open(path))
-                alone = _alone(lock.fds[0])
+                alone = lock_soon(lock.fds[0])
                 if (alone or keeper.flock(lock.fds[0], shared=True)) and same_file(lock.fds[0], path):
                     return Stay(self._order(locks.directory, alone), door, lock)
             except BaseException:
@@ -198,15 +199,6 @@ def _open(path: Path) -> int:
             f"The lock file {path} cannot be opened: {error.strerror}. Only this plugin should make files there: "
             f"remove it when nobody uses it, or set {ENV} to another folder."
         ) from None
-
-
-def _alone(lock: int) -> bool:
-    """Whether the lock is now ours alone. Tried thrice: somebody may only be looking who holds it."""
-    for _ in range(3):
-        if keeper.flock(lock):
-            return True
-        time.sleep(0.001)
-    return False
 
 
 def _here() -> str:

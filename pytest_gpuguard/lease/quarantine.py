@@ -16,8 +16,9 @@ from typing import Any, Final
 
 from ..claims.outcome import HOST_FAULTS
 from .dirs import LockDirError
-from .flocks import Locks, boot_id, open_lock, told, write_record
+from .flocks import Locks, boot_id, told, write_record
 from .gpus import lock_name
+from .keeper import open_lock
 
 _PREFIX: Final = "quarantine-"
 _MOST_BYTES: Final = 65536

@@ -17,7 +17,7 @@ from ..facts.lease import PortRange
 from . import keeper
 from .book import Book, Ticket
 from .dirs import DEFAULTS, ENV
-from .flocks import Holder, Locks, boot_id
+from .flocks import Holder, Locks, boot_id, lock_now
 from .gpus import lock_name
 from .ports import UNIT
 from .quarantine import Quarantine, quarantined
@@ -191,17 +191,12 @@ def _production(locks: Locks) -> Unit:
 
 def _in_use(locks: Locks, name: str) -> bool:
     """Whether anybody holds a lock that several may hold together."""
-    import fcntl
-
     try:
         fd = os.open(f"{locks.directory}/{name}.lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return False
-    except BlockingIOError:
-        return True
+        return not lock_now(fd)
     except OSError:
         return False
     finally:
