@@ -22,6 +22,7 @@ from .engines.base import BootSpec, Engine
 from .engines.boot import Boot, Limits, Progress
 from .facts.kernel import KernelWatch
 from .facts.lease import Lease
+from .files import make_own_folder
 from .reserve import LeaseFailed, if_alone
 
 if TYPE_CHECKING:
@@ -46,12 +47,9 @@ class LiveBoot:
 
 
 def _ignore_in_git(log_dir: Path) -> None:
-    """Logs under ``.gpuguard`` are this machine's own: they may name hosts and paths, and belong in no commit."""
-    folder = log_dir.parent if log_dir.parent.name == ".gpuguard" else None
-    if folder is not None and not (folder / ".gitignore").exists():
+    if log_dir.parent.name == ".gpuguard":
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / ".gitignore").write_text("*\n")
+            make_own_folder(log_dir.parent)
         except OSError:
             pass  # whether the log can be written is told by the boot
 

@@ -35,6 +35,9 @@ REQUIRABLE: Final = ("gpus", "driver", "cuda", "package", "models", "stack")
 #: Reasons that belong to another card, another window or the budget: never a fault of this runner.
 NOT_REQUIRABLE: Final = ("sm", "arch", "vram", "link", "window", "budget", "unmeasured", "skip", "engine", "simulated")
 
+#: How the fact of a claim begins that was left out for want of time.
+OUT_OF_BUDGET: Final = "out of budget"
+
 #: How a rig and a stack begin that are not there.
 SIMULATED: Final = "sim:"
 #: What results on a simulated rig are labelled, wherever they appear: they show what a suite does, not what is true.

@@ -112,15 +112,19 @@ class Reservations:
     ) -> GpuLease:
         """Clean GPUs: ``count`` of the choice, or the whole box. Raises LeaseFailed, LeaseTimeout, LockDirError."""
         from .lease.cleanroom import NotClean, hand_out
+        from .lease.dirs import lock_dir
         from .lease.production import ProductionError
+        from .lease.quarantine import quarantined
 
         session = self._session
+        wanted = choice.preferring(session.assigned())
         if exclusive:  # the whole box, so that nobody else's traffic is measured
-            rest = (gpu.uuid for gpu in session.rig.usable if not gpu.mig)
-            everything = dict.fromkeys([*choice.uuids, *rest])
-            wanted, count = GpuChoice(tuple(everything)), len(everything)
-        else:
-            wanted = choice.preferring(session.assigned())
+            shut = quarantined(session.gpu_locks or lock_dir())  # those nobody can use anyway
+            left = choice.without(shut)
+            if left.pick(left.uuids, count) is not None:
+                rest = (gpu.uuid for gpu in session.rig.leasable if gpu.uuid not in shut)
+                everything = dict.fromkeys([*left.uuids, *rest])
+                wanted, count = GpuChoice(tuple(everything)), len(everything)
         try:
             return hand_out(
                 wanted,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from .claims.claim import ENGINES
 from .engines.sglang import SGLang
 from .facts.stackref import StackRef
+from .files import asked_once
 
 if TYPE_CHECKING:
     from .boots import BootPool
@@ -89,7 +90,7 @@ class Session:
 
             self._rig = simulated_rig(self.config.rig)
         if self._rig is None:
-            self._rig = Rig.from_dict(self._shared("rig", lambda: self.nvml.rig().to_dict()))
+            self._rig = Rig.from_dict(self.shared("rig", lambda: self.nvml.rig().to_dict()))
         return self._rig
 
     @property
@@ -253,7 +254,7 @@ class Session:
         if ref.python not in self._stacks:
             key = "stack-" + hashlib.sha256(f"{ref.name}\0{ref.python}".encode()).hexdigest()[:16]
             self._stacks[ref.python] = Stack.from_dict(
-                self._shared(key, lambda: probe_stack(ref.name, ref.python).to_dict())
+                self.shared(key, lambda: probe_stack(ref.name, ref.python).to_dict())
             )
         return self._stacks[ref.python]
 
@@ -303,19 +304,12 @@ class Session:
         self._help[key] = text
         return text
 
-    def _shared(self, name: str, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def shared(self, name: str, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The answer to ``ask()``, JSON data: under xdist one worker asks for all."""
         if self._share is None:
             return ask()
-        from filelock import FileLock
-
-        file = self._share / f"{name}.json"
-        with FileLock(f"{file}.lock"):
-            if not file.exists():
-                scratch = file.with_suffix(".tmp")
-                scratch.write_text(json.dumps(ask()))
-                scratch.replace(file)
-            found: dict[str, Any] = json.loads(file.read_text())
-            return found
+        found: dict[str, Any] = asked_once(self._share / f"{name}.json", ask)
+        return found
 
     # -------------------------------------------------------------------------------------------------------- boots
 

@@ -5,7 +5,6 @@ Markers never reach the controller, so workers write what their claims need into
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from .facts.stackref import StackRef
+from .files import read_json, write_json
 from .report.payload import lost_payload
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Controller:
         self._failed = 0
         rig = config.stash.get(RIG, None)
         if rig is not None:  # asked already, for the number of workers
-            (self._folder / "rig.json").write_text(json.dumps(rig))
+            write_json(self._folder / "rig.json", rig)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -58,8 +58,8 @@ class Controller:
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any) -> None:
         """Print rig and stacks once, as soon as a worker has found claims."""
-        found = self._folder / f"claims-{node.gateway.id}.json"
-        if self._told or not found.exists():
+        data = read_json(self._folder / f"claims-{node.gateway.id}.json")
+        if self._told or data is None:
             return
         self._told = True
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
@@ -68,7 +68,6 @@ class Controller:
         from .report.header import facts_lines
         from .session import Session
 
-        data = json.loads(found.read_text())
         session = Session(settings_of(self._config), self._folder)
         try:
             stacks = [StackRef(**one) for one in data["stacks"]]
@@ -109,8 +108,7 @@ class Controller:
         if not report.failed or report.when in ("setup", "call", "teardown"):
             return None
         for file in self._folder.glob("claims-*.json"):
-            data = json.loads(file.read_text())
-            if any(one["nodeid"] == report.nodeid for one in data["claims"]):
+            if any(one["nodeid"] == report.nodeid for one in read_json(file)["claims"]):
                 return lost_payload(
                     report.nodeid, "the xdist worker that ran it crashed", settings_of(self._config).label
                 )
@@ -138,20 +136,9 @@ def write_claims(session: pytest.Session) -> None:
     data = {
         "stacks": [asdict(ref) for ref in dict.fromkeys(runner.ref_of(item) for item, _ in claims)],
         "layouts": [line for item, claim in claims for line in layout_lines(item.nodeid.rpartition("::")[2], claim)],
-        "claims": [
-            {
-                "nodeid": item.nodeid,
-                "gpus": claim.gpus,
-                "exclusive": claim.needs.exclusive,
-                "minutes": claim.about.minutes,
-                "server": claim.serves.describe() if claim.serves is not None else None,
-            }
-            for item, claim in claims
-        ],
+        "claims": [{"nodeid": item.nodeid, "gpus": claim.gpus} for item, claim in claims],
     }
-    scratch = folder / f"claims-{worker}.tmp"
-    scratch.write_text(json.dumps(data))
-    scratch.replace(folder / f"claims-{worker}.json")
+    write_json(folder / f"claims-{worker}.json", data)
 
 
 def settings_of(config: pytest.Config) -> Any:

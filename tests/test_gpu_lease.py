@@ -66,6 +66,15 @@ def other_holder(folder: Path, *uuids: str) -> subprocess.Popen[str]:
     return process
 
 
+def other_waiter(folder: Path, *uuids: str) -> subprocess.Popen[str]:
+    """A process that wants all of these; it is in the queue when this returns."""
+    process = python(HOLDS.replace("int(sys.argv[2])", "int(sys.argv[2]), 50"), str(folder), str(len(uuids)), *uuids)
+    deadline = time.monotonic() + 30
+    while not list(folder.glob("gpu-wait-*")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return process
+
+
 def test_the_first_free_ones_are_taken_in_the_order_of_preference(folder: Path) -> None:
     with lease_gpus([C, A, B, D], 2, directory=folder) as first:
         assert first.uuids == (C, A)
@@ -229,16 +238,7 @@ def test_a_big_request_is_passed_by_smaller_ones_a_few_times_and_not_more(
 
 def test_a_waiter_that_is_stopped_holds_nobody_up_and_keeps_its_place(folder: Path) -> None:
     process = other_holder(folder, A)
-    sleeper = python(
-        HOLDS.replace("lease_gpus(sys.argv[3:], int(sys.argv[2])", "lease_gpus(sys.argv[3:], 2, 50"),
-        str(folder),
-        "2",
-        A,
-        B,
-    )
-    deadline = time.monotonic() + 30
-    while not list(folder.glob("gpu-wait-*")) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    sleeper = other_waiter(folder, A, B)
     sleeper.send_signal(signal.SIGSTOP)
     with pytest.raises(LeaseTimeout):  # for some seconds it may only be busy
         lease_gpus([A, B], 2, directory=folder)
@@ -252,15 +252,7 @@ def test_a_waiter_that_is_stopped_holds_nobody_up_and_keeps_its_place(folder: Pa
 
 def test_a_killed_waiter_leaves_the_queue_by_itself(folder: Path) -> None:
     process = other_holder(folder, A)
-    killed = python(
-        HOLDS.replace("lease_gpus(sys.argv[3:], int(sys.argv[2])", "lease_gpus(sys.argv[3:], 1, 50"),
-        str(folder),
-        "1",
-        A,
-    )
-    deadline = time.monotonic() + 30
-    while not list(folder.glob("gpu-wait-*")) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    killed = other_waiter(folder, A)
     served: list[str] = []
     thread = waiting(folder, 1, [A], served, "next")
     killed.kill()

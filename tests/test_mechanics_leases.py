@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from pytest_gpuguard.lease.flocks import Locks
+from pytest_gpuguard.lease.quarantine import put
+
 Run = Any
 FakeRigs = Any
 
@@ -36,6 +39,30 @@ def test_exclusive_keeps_the_whole_box(claims: Run, fake_rig: FakeRigs, monkeypa
         """
     )
     result.assert_outcomes(passed=2)
+
+
+def test_a_gpu_in_quarantine_does_not_keep_the_rest_from_being_the_whole_box(
+    claims: Run, fake_rig: FakeRigs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = fake_rig(n=3)
+    rig.apply(monkeypatch)
+    put(Locks(), rig.uuid(1), "hardware", "it fell off the bus")
+    result = claims(
+        """
+        @needs_gpus(2, exclusive=True)
+        @serves("sglang", MODEL)
+        def test_alone(rig, server):
+            assert server.observation.gpus == (rig.gpus[0].uuid, rig.gpus[2].uuid)
+
+        @needs_gpus(3, exclusive=True)
+        @serves("sglang", MODEL)
+        def test_more_than_are_left(): ...
+        """
+    )
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(
+        ["INFRA *test_more_than_are_left *hardware: *is in quarantine since *fell off the bus*"]
+    )
 
 
 def test_equal_servers_on_other_cards_are_other_boots(

@@ -169,6 +169,11 @@ class Rig:
         """The GPUs without a fault."""
         return tuple(gpu for gpu in self.gpus if gpu.fault is None)
 
+    @property
+    def leasable(self) -> tuple[Gpu, ...]:
+        """Those of them that a claim may be given: one that is split only where its MIG device was asked for."""
+        return tuple(gpu for gpu in self.usable if not gpu.mig or gpu.mig_asked)
+
     def gpu(self, uuid: str) -> Gpu:
         """The GPU with this UUID. Raises KeyError."""
         for gpu in self.gpus:

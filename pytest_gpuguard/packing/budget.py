@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ..names import OUT_OF_BUDGET
 from .history import Attempts, Expected, Seen, changed_parts, span
 from .plan import Unit, Work, bound, simulate, units_of
 
-#: How the fact of a claim begins that was left out for want of time.
-OUT_OF_BUDGET: Final = "out of budget"
 #: A claim that so many runs in a row could not verify waits for its turn like those that are verified.
 PATIENCE: Final = 3
 

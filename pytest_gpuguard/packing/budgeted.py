@@ -5,7 +5,6 @@ It must never stop a claim that has begun, nor hide a fault of the host: what ca
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+
+from ..files import read_json
 
 if TYPE_CHECKING:
     from ..options import Config
@@ -59,12 +60,11 @@ class Budgeted:
         from ..plugin import runner_of
 
         runner = runner_of(session.config)
-        self._take(runner.session._shared(_SHARED, lambda: self._decide(runner, session.items)))
+        self._take(runner.session.shared(_SHARED, lambda: self._decide(runner, session.items)))
 
     def _decide(self, runner: Runner, items: Sequence[pytest.Item]) -> dict[str, Any]:
         from ..facts.faults import HostFault
         from .budget import select
-        from .controller import boxes
 
         found = []
         for index, item in enumerate(items):
@@ -74,7 +74,7 @@ class Budgeted:
                 except Exception:  # a hook of a conftest: the test itself will tell
                     continue
         try:
-            gpus = boxes(runner.session.rig)
+            gpus = [gpu.uuid for gpu in runner.session.rig.leasable]
         except HostFault:
             gpus = []  # told by the claims that need one
         workers = int(getattr(runner.config, "workerinput", {}).get("workercount", 1))
@@ -112,7 +112,7 @@ class Budgeted:
 
     def refusal(self, nodeid: str, booted: bool) -> str | None:
         """Why a test must not begin now. ``booted``: its server is up, so that its boot is paid for."""
-        from .budget import OUT_OF_BUDGET
+        from ..names import OUT_OF_BUDGET
         from .history import span
 
         fact = self.left_out(nodeid)
@@ -165,10 +165,9 @@ class Budgeted:
     def _selected(self) -> bool:
         """Whether there is a selection; under xdist it was made in a worker."""
         if self._selection is None and self._share is not None:
-            try:
-                self._take(json.loads((self._share / f"{_SHARED}.json").read_text()))
-            except FileNotFoundError:
-                return False
+            data = read_json(self._share / f"{_SHARED}.json")
+            if data is not None:
+                self._take(data)
         return self._selection is not None and bool(self._selection.chosen or self._selection.left_out)
 
     def _payloads(self) -> Mapping[str, Mapping[str, Any]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
@@ -16,11 +16,9 @@ from ..options import Config, read_config
 from ..session import Session
 from ..xdist import RIG, settings_of
 from .facts import read_works
+from .history import span
 from .plan import Unit, Work, simulate
 from .scheduler import PackedScheduling, assign
-
-if TYPE_CHECKING:
-    from ..facts.gpu import Rig
 
 OWN_DISTRIBUTION: Final = (
     "--gpuguard-pack distributes the tests by itself: leave out {given} (also from addopts), and say with -n how many "
@@ -50,16 +48,11 @@ def auto_workers(config: pytest.Config) -> int:
         rig = session.rig
         if rig.kind == "real":
             config.stash[RIG] = rig.to_dict()
-        return max(len(boxes(rig)), 1)
+        return max(len(rig.leasable), 1)
     except HostFault:
         return 1  # told where claims are evaluated
     finally:
         session.close()
-
-
-def boxes(rig: Rig) -> list[str]:
-    """The UUIDs that a claim may be given here; a GPU that is split counts only where its device was asked for."""
-    return [gpu.uuid for gpu in rig.usable if not gpu.mig or gpu.mig_asked]
 
 
 def make_scheduler(config: pytest.Config, folder: Path) -> PackedScheduling:
@@ -69,7 +62,7 @@ def make_scheduler(config: pytest.Config, folder: Path) -> PackedScheduling:
     def gpus_of() -> list[str]:
         session = Session(settings, folder)
         try:
-            return boxes(session.rig)
+            return [gpu.uuid for gpu in session.rig.leasable]
         except HostFault:
             return []
         finally:
@@ -94,8 +87,7 @@ def plan_line(works: Sequence[Work], order: Sequence[Unit], gpus: Sequence[str],
     """What is planned, in one line."""
     leasing = [work for work in works if not work.plain]
     boots = sum(not unit.plain for unit in order)
-    seconds = max((one.end for one in simulate(order, gpus, workers)), default=0.0)
-    about = f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
+    about = span(max((one.end for one in simulate(order, gpus, workers)), default=0.0))
     where = f"{len(gpus)} GPU{'s' if len(gpus) != 1 else ''}" if gpus else "no GPUs"
     return (
         f"packing: {len(leasing)} test{'s' if len(leasing) != 1 else ''} in {boots} lease{'s' if boots != 1 else ''} "

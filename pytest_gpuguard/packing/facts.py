@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +17,7 @@ from ..claims.gpuset import GpuChoice
 from ..claims.needs import select_gpus
 from ..collect import CLAIM, GATE, uses_server
 from ..facts.gpu import arch_of
+from ..files import asked_once, read_json
 from .plan import Work
 
 if TYPE_CHECKING:
@@ -102,18 +103,14 @@ def write_works(folder: Path, runner: Runner, items: Sequence[pytest.Item]) -> N
                 found.append(to_dict(Work(index, item.nodeid, 0, PLAIN_TEST_SECONDS)))
         return found
 
-    _once(folder / TESTS, ask)
+    asked_once(folder / TESTS, ask)
 
 
 def read_works(folder: Path, collection: Sequence[str]) -> list[Work]:
     """The tests of this collection. Those of which nothing was told lease nothing."""
     told: dict[int, Work] = {}
     choices: dict[str, GpuChoice] = {}
-    try:
-        data = json.loads((folder / TESTS).read_text())
-    except FileNotFoundError:
-        data = []
-    for one in data:
+    for one in read_json(folder / TESTS, ()):
         work = from_dict(one, choices)
         told[work.index] = work
     plain = [Work(index, nodeid, 0, PLAIN_TEST_SECONDS) for index, nodeid in enumerate(collection)]
@@ -144,13 +141,3 @@ def from_dict(data: dict[str, Any], choices: dict[str, GpuChoice]) -> Work:
         key = json.dumps(given, sort_keys=True)
         given = choices.setdefault(key, GpuChoice.from_dict(given))
     return Work(**data, choice=given)
-
-
-def _once(file: Path, ask: Callable[[], Any]) -> None:
-    from filelock import FileLock
-
-    with FileLock(f"{file}.lock"):
-        if not file.exists():
-            scratch = file.with_suffix(".tmp")
-            scratch.write_text(json.dumps(ask()))
-            scratch.replace(file)

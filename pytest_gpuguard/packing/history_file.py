@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any, Final
 
 from ..claims.judgement import Verdict
+from ..files import make_own_folder
 from .history import Attempts, Seconds, Seen, key_of
 
 #: Verdicts that say something about the claim. All others leave open whether it holds.
@@ -133,7 +134,7 @@ def write_history(
 
     aside = None
     try:
-        _make_folder(file.parent)
+        make_own_folder(file.parent)
         with FileLock(f"{file}.lock", timeout=_LOCK_S):
             try:
                 entries = _read(file)
@@ -210,13 +211,6 @@ def _put_aside(file: Path, error: Exception) -> str:
     broken = file.with_name(f"{file.name}.broken")
     file.replace(broken)
     return f"a new history was begun: {_why(file, error)}; it is kept as {broken.name}"
-
-
-def _make_folder(folder: Path) -> None:
-    """It is this machine's own and belongs in no commit, as the logs in it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / ".gitignore").exists():
-        (folder / ".gitignore").write_text("*\n")
 
 
 def _why(file: Path, error: Exception) -> str:

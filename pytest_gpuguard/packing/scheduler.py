@@ -6,7 +6,6 @@ unit to a worker that is busy, and never start one after the run was stopped.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ..files import read_json, write_json
 from .plan import Running, Unit, Work, choose, plan, units_of
 
 if TYPE_CHECKING:
@@ -196,15 +196,9 @@ class PackedScheduling:
 
 def assign(share: Path, worker: str, uuids: Sequence[str]) -> None:
     """The controller's side: the GPUs that a worker is meant to take for what it is sent next."""
-    scratch = share / f"assigned-{worker}.tmp"
-    scratch.write_text(json.dumps(list(uuids)))
-    scratch.replace(share / f"assigned-{worker}.json")
+    write_json(share / f"assigned-{worker}.json", list(uuids))
 
 
 def assigned(share: Path) -> tuple[str, ...]:
     """The worker's side: the GPUs to prefer for the next lease; empty where nothing was assigned. Locks decide."""
-    try:
-        text = (share / f"assigned-{os.environ.get('PYTEST_XDIST_WORKER')}.json").read_text()
-    except FileNotFoundError:
-        return ()
-    return tuple(json.loads(text))
+    return tuple(read_json(share / f"assigned-{os.environ.get('PYTEST_XDIST_WORKER')}.json", ()))

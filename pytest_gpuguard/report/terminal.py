@@ -12,7 +12,7 @@ from typing import Any, Final
 from ..claims.rehearsal import NO_ANSWERS, NO_SPEED
 from ..claims.resolved import Setting
 from ..claims.verdict import Verdict
-from ..packing.budget import OUT_OF_BUDGET
+from ..names import OUT_OF_BUDGET
 from .payload import REPORT_KEY, labelled, spoken
 
 _COLOURS: Final = {

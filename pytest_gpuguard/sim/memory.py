@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..facts.gpu import GpuMemory, Rig
+from ..files import write_json
 from ..lease.warden import read_proc
 
 
@@ -19,9 +20,7 @@ def note(folder: Path, used: Mapping[str, int]) -> None:
     """Note what this process uses of each GPU, in bytes by UUID; replaces what it noted before."""
     proc = read_proc(os.getpid())
     said = {"pid": os.getpid(), "start": proc.start if proc is not None else None, "used": dict(used)}
-    scratch = folder / f"{os.getpid()}.tmp"
-    scratch.write_text(json.dumps(said), encoding="utf-8")
-    scratch.replace(folder / f"{os.getpid()}.json")
+    write_json(folder / f"{os.getpid()}.json", said)
 
 
 class SimulatedGpus:
