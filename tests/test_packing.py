@@ -145,7 +145,7 @@ def test_auto_is_the_number_of_the_rigs_gpus_simulated_ones_too(
         def test_one(): ...
     """
     result = claims(source, *PACK, "auto", "--gpuguard-rig", "sim:rtx-pro-6000-server:3", stack="")
-    result.stdout.fnmatch_lines(["created: 3/3 workers"])
+    result.stdout.fnmatch_lines(["created: 3/3 workers", "packing: 1 test in 1 lease *expected on a real rig"])
     assert claims(source, *PACK, "2").stdout.str().count("created: 2/2 workers") == 1
     monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "1")
     assert "created: 1/1 worker" in claims(source, *PACK, "auto").stdout.str()

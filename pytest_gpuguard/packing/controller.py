@@ -72,7 +72,8 @@ def make_scheduler(config: pytest.Config, folder: Path) -> PackedScheduling:
         reporter = config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None and config.option.verbose >= 0 and any(not work.plain for work in works):
             reporter.ensure_newline()
-            reporter.write_line(plan_line(works, order, gpus, workers))
+            line = plan_line(works, order, gpus, workers)
+            reporter.write_line(f"{line} on a real rig" if settings.simulated else line)
 
     return PackedScheduling(
         config,
