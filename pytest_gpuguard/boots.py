@@ -9,7 +9,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -26,6 +26,7 @@ from .files import make_own_folder
 from .reserve import LeaseFailed, if_alone
 
 if TYPE_CHECKING:
+    from .measure.sampler import Sampler
     from .session import Session
 
 
@@ -39,11 +40,46 @@ class LiveBoot:
     touched: bool = False
     shared: bool = True
     held: list[Any] = field(default_factory=list)
+    sampler: Sampler | None = None
+    #: Numbers its loads: each has prompts of its own, which the prefix cache does not know yet.
+    loads: Iterator[int] = field(default_factory=lambda: count(1))
+
+    @property
+    def broken(self) -> bool:
+        """Whether a server that came up has failed or answers badly: there is nothing to measure of it."""
+        answers = self.observation.answers
+        bad = answers is not None and answers.ok is False
+        return bad or not self.observation.ready or self.boot is None or not self.boot.alive
 
     @property
     def usable(self) -> bool:
         """Whether another claim may be judged by it: a server that is up, or one that failed to come up."""
         return not self.observation.ready or (self.boot is not None and self.boot.alive)
+
+
+def _marking(
+    sampler: Sampler | None, on_progress: Callable[[Progress], None] | None
+) -> Callable[[Progress], None] | None:
+    """Tells the sampler too which phase the boot is in."""
+    if sampler is None:
+        return on_progress
+    phases = [""]
+
+    def told(progress: Progress) -> None:
+        if progress.phase != phases[0]:
+            phases[0] = progress.phase
+            sampler.mark(progress.phase)
+        if on_progress is not None:
+            on_progress(progress)
+
+    return told
+
+
+def _never_started(error: BaseException) -> bool:
+    """Whether this says that there was no server at all."""
+    from .engines.process import CommandNotStarted, LogNotWritable
+
+    return isinstance(error, (CommandNotStarted, LogNotWritable))
 
 
 def _ignore_in_git(log_dir: Path) -> None:
@@ -120,6 +156,7 @@ class BootPool:
         on_progress: Callable[[Progress], None] | None = None,
         on_wait: Callable[[str], None] | None = None,
         keep: Sequence[LiveBoot] = (),
+        wait_s: float | None = None,
     ) -> LiveBoot:
         """Take a lease, boot, watch. Idle servers of this run are stopped first: they may hold what is needed.
 
@@ -132,19 +169,22 @@ class BootPool:
                 self.stop(live, keep=live in keep)
         held: list[Any] = []
         boot: Boot | None = None
+        sampler: Sampler | None = None
         try:
             if not spec.gpus:
                 self._refuse_second_cpu_server()
-            lease = self._session.reservations.take(spec, test, choice, held, on_wait)
-            boot = self._make(spec, engine, lease, held, version, on_progress, test)
-            observation = if_alone(boot.run(), held)
-        except BaseException:
+            lease = self._session.reservations.take(spec, test, choice, held, on_wait, wait_s)
+            sampler = self._session.sampler(lease.uuids, lambda: boot.processes if boot is not None else {})
+            boot = self._make(spec, engine, lease, held, version, _marking(sampler, on_progress), test)
+            observation = replace(if_alone(boot.run(), held), cards=self._session.cards(lease.uuids))
+        except BaseException as error:
             if boot is not None:
                 boot.stop()
-            for one in held:
-                one.release()
+            if sampler is not None:
+                sampler.stop()
+            self._session.reservations.let_go(held, used=boot is not None and not _never_started(error))
             raise
-        live = LiveBoot(spec, observation, boot, shared=shared, held=held)
+        live = LiveBoot(spec, observation, boot, shared=shared, held=held, sampler=sampler)
         self._live.append(live)
         self._keys[spec] = key
         return live  # one that failed is taken down after it was judged: nobody waits for that
@@ -156,6 +196,10 @@ class BootPool:
         """
         if live.boot is not None:
             boot, live.boot = live.boot, None
+            live.observation = if_alone(live.observation, live.held)
+            if live.sampler is not None:
+                live.sampler.stop()
+                live.sampler = None
             try:
                 boot.stop()
                 leak = self._session.reservations.give_back(live.held, boot, f"after {live.spec.model} stopped")

@@ -16,6 +16,7 @@ import click
 from . import __version__
 from .cli_fetch import fetch
 from .cli_predict import predict
+from .cli_reference import reference
 from .cli_who import who
 from .facts.choice import RIG_FORMS, SIMULATED, RigChoice, parse_rig, parse_stack
 
@@ -35,6 +36,7 @@ def main() -> None:
 
 main.add_command(fetch)
 main.add_command(predict)
+main.add_command(reference)
 main.add_command(who)
 
 

@@ -119,6 +119,10 @@ _EXPECTATIONS: Final = frozenset(
 )
 
 
+#: What the log of a server that is ready leaves open.
+_UNSEEN: Final = {"works": "answers", "expect_toks": "tok/s", "peak": "a peak of memory"}
+
+
 def observation(one: Explained) -> Observation:
     """The boot that a log tells of, as far as a log alone can: an engine's guess from an exit code decides nothing."""
     reading = one.reading
@@ -143,15 +147,15 @@ def observation(one: Explained) -> Observation:
 
 def judge_log(one: Explained, expectations: Sequence[Expectation]) -> tuple[Judgement, ...]:
     """Each expectation against a log; windows are not asked, since the log's stack is not known."""
-    from .claims.expect import ExpectToks
     from .claims.verdict import judge
 
     seen = observation(one)
     judgements = []
     for wanted in expectations:
-        if isinstance(wanted, ExpectToks):
-            fact = "a log alone does not measure tok/s: run the claim"
-            judgements.append(Judgement(wanted.label, Verdict.NOT_EVALUATED, seen.outcome, fact, reason="unmeasured"))
-        else:
-            judgements.append(judge(wanted, seen))
+        judgement = judge(wanted, seen)
+        what = _UNSEEN.get(wanted.kind) or (_UNSEEN["peak"] if getattr(wanted, "of", None) == "peak" else None)
+        if what is not None and seen.ready:
+            fact = f"a log alone does not show {what}: run the claim"
+            judgement = replace(judgement, verdict=Verdict.NOT_EVALUATED, fact=fact, details=(), reason="unmeasured")
+        judgements.append(judgement)
     return tuple(judgements)

@@ -33,7 +33,7 @@ MARKS: Final = frozenset(
 #: Reasons of NOT_EVALUATED that a runner should have met, and that ``--gpuguard-require`` may insist on.
 REQUIRABLE: Final = ("gpus", "driver", "cuda", "package", "models", "stack")
 #: Reasons that belong to another card, another window or the budget: never a fault of this runner.
-NOT_REQUIRABLE: Final = ("sm", "arch", "vram", "link", "window", "budget", "unmeasured", "skip", "engine", "simulated")
+NOT_REQUIRABLE: Final = ("sm", "arch", "vram", "link", "window", "budget", "card", "skip", "engine", "simulated")
 
 #: How the fact of a claim begins that was left out for want of time.
 OUT_OF_BUDGET: Final = "out of budget"

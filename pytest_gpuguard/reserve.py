@@ -40,11 +40,11 @@ def _in_the_way(error: Exception) -> str:
 
 
 def if_alone(observation: Observation, held: Sequence[Any]) -> Observation:
-    """What is to be judged: a failure on GPUs that others may have used too says nothing.
+    """What is to be judged: a failure, or a speed, on GPUs that others may have used too says nothing.
 
     That is so when the locks among ``held`` were removed under us.
     """
-    if observation.ready or all(getattr(one, "intact", True) for one in held):
+    if observation.outcome == "infra.lease" or all(getattr(one, "intact", True) for one in held):
         return observation
     note = (
         f"the lock folder or its files were removed during the boot, so that others may have used the same GPUs "
@@ -66,14 +66,19 @@ class Reservations:
         choice: GpuChoice,
         held: list[Any],
         on_wait: Callable[[str], None] | None,
+        wait_s: float | None = None,
     ) -> Lease:
-        """What one boot may use; the handles are added to ``held`` as they are had. Raises LeaseFailed."""
+        """What one boot may use; the handles are added to ``held`` as they are had. Raises LeaseFailed.
+
+        ``wait_s`` in place of the configured wait: who holds GPUs already must not wait for more.
+        """
         from .lease.dirs import LockDirError
         from .lease.flocks import LeaseTimeout
         from .lease.ports import PortsExhausted, lease_ports
         from .lease.slots import lease_slot
 
         config = self._session.config
+        patience = config.wait_s if wait_s is None else wait_s
 
         def waiting(holders: Sequence[Any], seconds: float) -> None:
             if on_wait is not None:
@@ -82,16 +87,17 @@ class Reservations:
         try:
             uuids: tuple[str, ...] = ()
             if spec.gpus:
-                gpus = self._hand_out(choice, spec.gpus, spec.exclusive, test, waiting)
+                gpus = self._hand_out(choice, spec.gpus, spec.exclusive, test, waiting, patience)
                 held.append(gpus)
                 uuids = choice.pick(gpus.uuids, spec.gpus) or ()
             else:
-                held.append(lease_slot(wait_s=config.wait_s, on_wait=waiting, test=test))
+                held.append(lease_slot(wait_s=patience, on_wait=waiting, test=test, check=self._session.check))
             first, last = config.ports
             ports = lease_ports(first, last, test=test)
             held.append(ports)
         except (LeaseTimeout, PortsExhausted, LockDirError, UnsupportedPlatform) as error:
             raise LeaseFailed("infra.lease", _in_the_way(error)) from error
+        self._session.check()
         devices = [self._session.rig.gpu(uuid) for uuid in uuids]
         return Lease(
             uuids,
@@ -108,7 +114,8 @@ class Reservations:
         count: int,
         exclusive: bool,
         test: str,
-        on_wait: Callable[[Sequence[Any], float], None] | None = None,
+        on_wait: Callable[[Sequence[Any], float], None] | None,
+        wait_s: float,
     ) -> GpuLease:
         """Clean GPUs: ``count`` of the choice, or the whole box. Raises LeaseFailed, LeaseTimeout, LockDirError."""
         from .lease.cleanroom import NotClean, hand_out
@@ -130,11 +137,12 @@ class Reservations:
                 wanted,
                 count,
                 session.clean_room,
-                session.config.wait_s,
+                wait_s,
                 on_wait,
                 test=test,
                 directory=session.gpu_locks,
                 before_look=session.vacate,
+                check=session.check,
             )
         except NotClean as error:
             raise LeaseFailed(error.outcome, str(error)) from error
@@ -150,28 +158,45 @@ class Reservations:
         from .lease.warden import read_proc
 
         try:
-            gpus = self._hand_out(choice, count, exclusive, test)
+            gpus = self._hand_out(choice, count, exclusive, test, None, self._session.config.wait_s)
         except (LeaseTimeout, LockDirError, UnsupportedPlatform) as error:
             raise LeaseFailed("infra.lease", _in_the_way(error)) from error
         with gpus:
             yield choice.pick(gpus.uuids, count) or ()
+            alone = gpus.intact
             try:
                 me = read_proc(os.getpid())
                 ours = {me.pid: me.start} if me is not None else {}
-                leak = take_back(gpus, self._session.clean_room, "after the test", test=test, ours=ours)
+                rig = [gpu.uuid for gpu in self._session.rig.leasable]
+                leak = take_back(gpus, self._session.clean_room, "after the test", test=test, ours=ours, others=rig)
             except LockDirError as error:
                 leak = str(error)
+        if not alone:
+            raise LeaseFailed("infra.lease", "the lock folder was removed in the test: others may have used its GPUs")
         if leak is not None:
             raise LeaseFailed("infra.dirty_gpu", leak)
+
+    @staticmethod
+    def let_go(held: Sequence[Any], used: bool) -> None:
+        """End leases whose boot came to nothing. ``used``: a server may have been started on their GPUs.
+
+        Then the next one is not told that they were given back, and waits for their memory.
+        """
+        from .lease.gpus import GpuLease
+
+        for one in held:
+            if isinstance(one, GpuLease) and not used:
+                one.give_back()
+            one.release()
 
     def give_back(self, held: Sequence[Any], boot: Boot, what: str) -> str | None:
         """Give the GPUs of a boot that has ended back, once they are clean; what did not come back, in one line."""
         from .lease.cleanroom import take_back
         from .lease.gpus import GpuLease
 
-        room = self._session.clean_room
+        room, others = self._session.clean_room, [gpu.uuid for gpu in self._session.rig.leasable]
         leaks = [
-            take_back(one, room, what, test=boot.lease.test, ours=boot.processes)
+            take_back(one, room, what, test=boot.lease.test, ours=boot.processes, others=others)
             for one in held
             if isinstance(one, GpuLease)
         ]

@@ -28,7 +28,7 @@ from .report.progress import ProgressLine
 from .session import Session
 from .terms import SKIP_BODY, XFAIL, body_of, drop_xfail, finish, skip, unjudged
 from .timeouts import TIMER, ClaimTimeout
-from .xdist import STOP
+from .xdist import STOP, STOPPED
 
 if TYPE_CHECKING:
     from .boots import LiveBoot
@@ -74,6 +74,8 @@ class Runner:
                 self.ref_of(item),
                 lambda model: item.ihook.pytest_gpuguard_model(item=item, model=model),
             )
+            item.stash[EVALUATION].folder = item.path.parent
+            item.stash[EVALUATION].baselines = self.memory.baselines(item)
         return item.stash[EVALUATION]
 
     @pytest.hookimpl(tryfirst=True)
@@ -83,13 +85,13 @@ class Runner:
         for key in keys:  # a test that is run again starts anew
             if key in item.stash:
                 del item.stash[key]
+        self.session.check = lambda: self._unless_stopped(item)
         refused = self.memory.begin(item)
         if CLAIM not in item.stash and GATE not in item.stash and refused is None:
             return
         if CLAIM in item.stash and next(item.iter_markers("xfail"), None) is not None:
             pytest.fail(XFAIL, pytrace=False)
-        if self._share is not None and (self._share / STOP).exists():
-            skip(item, "the run was stopped by a failure elsewhere")
+        self._unless_stopped(item)
         evaluation = self.evaluation(item)
         unmet = evaluation.unmet()
         if unmet:
@@ -102,6 +104,11 @@ class Runner:
             outcome, words = fault
             self._record_setup(item, Verdict.INFRA, outcome, f"{outcome}: {words}")
             pytest.fail(labelled(self.settings.label, f"INFRA: {outcome}: {words}"), pytrace=False)
+
+    def _unless_stopped(self, item: pytest.Item) -> None:
+        """Skip a test when the run was stopped: at its set-up, while it waits for a lease, right before a boot."""
+        if self._share is not None and (self._share / STOP).exists():
+            skip(item, STOPPED)
 
     def _not_evaluated(self, item: pytest.Item, text: str, reason: str) -> None:
         self._record_setup(item, Verdict.NOT_EVALUATED, "none", text, reason)
@@ -134,7 +141,7 @@ class Runner:
                 pyfuncitem.stash[IN_CALL] = False
         evaluation = self.evaluation(pyfuncitem)
         live = self._boot(pyfuncitem, evaluation, claim) if claim.serves is not None else None
-        failed = claim.serves is not None and (live is None or not live.observation.ready)
+        failed = claim.serves is not None and (live is None or live.broken)
         pyfuncitem.stash[SKIP_BODY] = failed
         pyfuncitem.stash[IN_CALL] = True
         body, error = Body("not_run"), None
@@ -183,8 +190,9 @@ class Runner:
         )
         self.memory.note_boot(item, live)
         if live is not None and live.boot is not None and live.observation.ready:
-            self._paused(item, lambda: evaluation.measure(live))
-            if isinstance(handle, PendingServer):
+            up = live
+            live = self._paused(item, lambda: evaluation.measure(up))
+            if live.boot is not None and isinstance(handle, PendingServer):
                 handle.attach(ServerHandle(live.boot, live.observation))
         return live
 

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .facts.stack import Stack
     from .lease.clean import CleanRoom
     from .lease.production import Production
+    from .measure.sampler import Sampler
     from .options import Config
     from .reserve import Reservations
     from .sim.memory import SimulatedGpus
@@ -67,6 +68,8 @@ class Session:
     ) -> None:
         self.config = config
         self.assigned = assigned
+        #: Called while a lease is waited for, and before a boot: what it raises ends that.
+        self.check: Callable[[], None] = lambda: None
         self._share = share
         self._rig: Rig | None = None
         self._nvml: NvmlChild | None = None
@@ -321,6 +324,22 @@ class Session:
         if self._pool is None:
             self._pool = BootPool(self)
         return self._pool
+
+    def sampler(self, uuids: Sequence[str], ours: Callable[[], Collection[int]]) -> Sampler | None:
+        """A sampler of these GPUs that runs; None where there is nothing to sample."""
+        from .measure.sampler import Sampler
+
+        if self.simulated or not uuids:
+            return None
+        sampler = Sampler(uuids, ours=ours)
+        sampler.start()
+        return sampler
+
+    def cards(self, uuids: Sequence[str]) -> tuple[str, ...]:
+        """The kinds of cards that these GPUs are: the catalogue's slugs, else NVML's names."""
+        from .facts.catalogue import slug_of
+
+        return tuple(dict.fromkeys(slug_of(self.rig.gpu(uuid).name) for uuid in uuids))
 
     @property
     def reservations(self) -> Reservations:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from .claims.expect import ExpectToks
 from .claims.needs import NOT_NAMED, Unmet, check_needs, select_gpus
 from .claims.rehearsal import SIMULATED
 from .facts.faults import HostFault
@@ -48,10 +49,9 @@ class Situation:
             found = check_needs(replace(needs, versions=()), self.session.rig, None, arch_of)
             if found:
                 return found
-        unmeasured = self.claim.expectations and all(one.unmeasured for one in self.claim.expectations)
-        if unmeasured and not self.session.simulated:  # a rehearsal shows at least whether its server comes up
-            names = ", ".join(one.label for one in self.claim.expectations)
-            return (Unmet("unmeasured", f"not measured yet: {names}"),)
+            card = self._no_reference()
+            if card is not None:
+                return (card,)
         if self._needs_stack():
             try:
                 stack = self.stack
@@ -69,6 +69,18 @@ class Situation:
         if serves is not None:
             return self.unmet_server(serves)
         return ()
+
+    def _no_reference(self) -> Unmet | None:
+        """Why a claim about nothing but speed has nothing to be compared with on the cards that it would get."""
+        stated = self.claim.expectations
+        if self.session.simulated or not stated or not all(isinstance(one, ExpectToks) for one in stated):
+            return None
+        chosen = select_gpus(self.claim.needs, max(self.claim.gpus, 1), self.session.rig, arch_of).choice
+        cards = self.session.cards(chosen.uuids)
+        if any(one.on([card]) is not None for one in stated for card in cards if isinstance(one, ExpectToks)):
+            return None
+        named = ", ".join(dict.fromkeys(name for one in stated if isinstance(one, ExpectToks) for name, _ in one.cards))
+        return Unmet("card", f"no reference for {', '.join(cards)}: it is stated for {named}")
 
     def unmet_server(self, serves: Serves) -> tuple[Unmet, ...]:
         """Why this server cannot be booted here: the engine, GPUs or the model are not there."""

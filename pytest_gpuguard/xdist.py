@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 RIG: Final = pytest.StashKey[dict[str, Any]]()
 #: Its presence in the shared folder tells workers that the run is over.
 STOP: Final = "stop"
+#: What a test is skipped with that is not begun for that reason.
+STOPPED: Final = "the run was stopped by a failure elsewhere"
 
 
 class Controller:
@@ -85,6 +87,11 @@ class Controller:
         most = self._config.option.maxfail
         if most and self._failed >= most:
             self._stop()
+            session: Any = self._config.pluginmanager.get_plugin("dsession")
+            if settings_of(self._config).pack and session is not None and not getattr(session, "shouldstop", False):
+                # xdist does not count a test that its worker crashed in; what it says of a run that workers stopped
+                # would not be the reason
+                session.shouldstop = f"stopping after {self._failed} failures"
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:

@@ -157,7 +157,7 @@ def test_expectations_that_would_both_be_stated_are_refused(first: Expectation, 
         (ExpectToks(60), "expect_toks(min=60, concurrency=1)"),
         (ExpectToks(9, output_len=8, per="request"), "expect_toks(min=9, concurrency=1, output_len=8, per=request)"),
         (ExpectToks(None, 65), "expect_toks(about=65±5%, concurrency=1)"),
-        (Compare(SERVER, Comparison(">", 2)), "compare(ratio>2)"),
+        (Compare(SERVER, Comparison(">", 2)), "compare(ratio>2, concurrency=1)"),
     ],
 )  # fmt: skip
 def test_an_expectation_says_itself_in_one_line(expectation: Expectation, label: str) -> None:

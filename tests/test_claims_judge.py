@@ -13,13 +13,12 @@ from pytest_gpuguard.claims.expect import (
     ExpectToks,
     Fails,
     Fits,
-    Ignores,
     MaxMem,
     Ooms,
     Unsupported,
-    Uses,
     Works,
 )
+from pytest_gpuguard.claims.measurement import Peak
 from pytest_gpuguard.claims.needs import Needs
 from pytest_gpuguard.claims.observation import Decisive, MemoryTable, Observation
 from pytest_gpuguard.claims.units import Comparison
@@ -30,6 +29,7 @@ READY = Observation("sglang", "ready", "ready", elapsed_s=42.4)
 OOM = Observation(
     "sglang", "oom.weights", "weights", decisive=Decisive(7, " CUDA out of memory "), log="a.log", tail=("one", "two")
 )
+COMPARE = Compare(ratio=Comparison(">", 2))
 TOKENS = Fits(kv_tokens=Comparison(">=", 32768))
 
 
@@ -51,30 +51,24 @@ def said(expectation: Expectation, observation: Observation, body: Body) -> tupl
     return judgement.verdict, judgement.fact
 
 
-# ------------------------------------------------------------------------------------------------- not measured yet
-
-UNMEASURED = [Works(), MaxMem(1.0, "peak"), ExpectToks(None, 65), Compare()]
-
-
-@pytest.mark.parametrize("expectation", UNMEASURED, ids=lambda one: one.label)
-@pytest.mark.parametrize("observations", [[], [READY], [OOM]], ids=["nothing", "ready", "oom"])
-def test_what_is_not_measured_yet_is_not_evaluated_and_never_holds(
-    expectation: Expectation, observations: list[Observation]
-) -> None:
-    (judgement,) = judge_claim(claim(expectation), observations, absent, Body("passed"))
-    assert (judgement.verdict, judgement.reason) == (Verdict.NOT_EVALUATED, "unmeasured")
-    assert judgement.fact == f"not measured yet: {expectation.label}"
+# ----------------------------------------------------------------------------------------------------- nothing measured
 
 
 @pytest.mark.parametrize(
-    "expectation",
-    [
-        Fits(), TOKENS, Ooms(), Fails("perf"), Unsupported("x", "crashes"), MaxMem(1.0), ExpectToks(60),
-        Uses("x"), Ignores("--x"), Unsupported("x", "falls_back"),
-    ],
-)  # fmt: skip
-def test_everything_else_is_measured(expectation: Expectation) -> None:
-    assert expectation.unmeasured is None
+    "expectation", [Works(), MaxMem(1.0, "peak"), ExpectToks(60), COMPARE], ids=lambda one: one.kind
+)
+def test_a_server_of_which_nothing_was_measured_is_inconclusive(expectation: Expectation) -> None:
+    assert judge(expectation, READY, Body("passed")).verdict is Verdict.INCONCLUSIVE
+    assert judge(expectation, OOM, Body("not_run")).verdict is Verdict.WORSE
+
+
+def test_a_test_without_a_server_is_judged_by_its_peak_alone() -> None:
+    bare = Observation("none", "ready", "ready", peak=Peak(3.0, "GPU-a"))
+    peak, fits = judge_claim(claim(MaxMem(4.0, "peak"), Fits()), [bare], absent, Body("passed"))
+    assert (peak.verdict, peak.warning) == (Verdict.HOLDS, None)
+    assert fits.verdict is Verdict.INFRA
+    assert "the test booted no server" in fits.fact
+    assert "fixture gpus" in judge_claim(claim(MaxMem(4.0, "peak")), [], absent, Body("passed"))[0].fact
 
 
 # ------------------------------------------------------------------------------------------------ the test's own code

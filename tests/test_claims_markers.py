@@ -229,8 +229,16 @@ VALID: list[tuple[str, tuple[Any, ...], dict[str, Any], Any]] = [
         "expect_toks",
         (),
         {"about": 65, "tolerance": "10%", "concurrency": 8, "input_len": 1024, "output_len": 512, "per": "request"},
-        ExpectToks(None, 65, 0.1, 8, 1024, 512, "request"),
+        ExpectToks(None, 65, 0.1, concurrency=8, input_len=1024, output_len=512, per="request"),
     ),
+    (
+        "expect_toks",
+        (),
+        {"min": {"NVIDIA H200": 120, "l4": 9.5}, "limit": "90s"},
+        ExpectToks(cards=(("NVIDIA H200", 120), ("l4", 9.5)), by="min", limit_s=90.0),
+    ),
+    ("expect_toks", (), {"about": {"h200": 120}}, ExpectToks(cards=(("h200", 120),), by="about")),
+    ("works", (), {"reference": "r.json"}, Works("full", reference="r.json")),
     (
         "claim",
         (),
@@ -268,7 +276,7 @@ def test_no_fault_of_the_host_can_be_claimed(outcome: str) -> None:
 
 def test_a_comparison_takes_the_other_server_as_a_decorator_or_a_mark() -> None:
     other = pytest_gpuguard.serves("sglang", "m", "--tp 2")
-    expected = Compare(Serves("sglang", "m", ("--tp", "2")), Comparison(">", 2))
+    expected = Compare(Serves("sglang", "m", ("--tp", "2")), Comparison(">", 2), limit_s=600.0)
     assert parse("compare", other=other, ratio=">2") == expected
     assert parse("compare", other.mark, ">2") == expected
 

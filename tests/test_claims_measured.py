@@ -1,4 +1,4 @@
-"""What the numbers of a server that is ready say: KV tokens, margin, memory, tokens per second."""
+"""What the numbers of a server that is ready say: KV tokens, margin, memory."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_gpuguard.claims.expect import Expectation, ExpectToks, Fits, MaxMem
+from pytest_gpuguard.claims.expect import Expectation, Fits, MaxMem
+from pytest_gpuguard.claims.measurement import Peak
 from pytest_gpuguard.claims.observation import MemoryTable, Observation
 from pytest_gpuguard.claims.units import Comparison
 from pytest_gpuguard.claims.verdict import Body, Verdict, judge
-from tests.laws import given, st
 
 READY = Observation("sglang", "ready", "ready", elapsed_s=42.4)
 TOKENS = Fits(kv_tokens=Comparison(">=", 32768))
@@ -70,21 +70,46 @@ def said(expectation: Expectation, observation: Observation) -> tuple[Verdict, s
             MaxMem(75.0, "weights"),
             with_memory(weights_gib=75.0),
             "HOLDS",
-            "weights memory 75.00 GiB, claimed at most 75 GiB",
+            "weights memory 75.00 GiB as the engine reports it, claimed at most 75 GiB",
         ),
         (
             MaxMem(75.0, "weights"),
             with_memory(weights_gib=75.01),
             "WORSE",
-            "weights memory 75.01 GiB, claimed at most 75 GiB",
+            "weights memory 75.01 GiB as the engine reports it, claimed at most 75 GiB",
         ),
-        (MaxMem(5.0, "graph"), with_memory(graph_gib=2.0), "HOLDS", "graph memory 2.00 GiB, claimed at most 5 GiB"),
+        (
+            MaxMem(5.0, "graph"),
+            with_memory(graph_gib=2.0),
+            "HOLDS",
+            "graph memory 2.00 GiB as the engine reports it, claimed at most 5 GiB",
+        ),
         (
             MaxMem(60.0),
             with_memory(weights_gib=40.0, kv_gib=20.5),
             "WORSE",
-            "static memory 60.50 GiB, claimed at most 60 GiB",
+            "static memory 60.50 GiB as the engine reports it, claimed at most 60 GiB",
         ),
+        (
+            Fits(2.0),
+            replace(with_memory(free_gib=9.0), free_gib=1.5),
+            "WORSE",
+            "ready with 1.50 GiB free, claimed a margin of 2 GiB",
+        ),
+        (Fits(2.0), replace(with_memory(free_gib=1.0), free_gib=2.5), "HOLDS", "ready in 42 s, 2.50 GiB free"),
+        (
+            MaxMem(20.0, "peak"),
+            replace(READY, peak=Peak(19.5, "GPU-a")),
+            "HOLDS",
+            "peak memory 19.50 GiB (sampled every 20 ms, at least), claimed at most 20 GiB",
+        ),
+        (
+            MaxMem(20.0, "peak"),
+            replace(READY, peak=Peak(20.5, "GPU-a", "accounting")),
+            "WORSE",
+            "peak memory 20.50 GiB (driver accounting), claimed at most 20 GiB",
+        ),
+        (MaxMem(20.0, "peak"), READY, "INCONCLUSIVE", "ready, but nothing was sampled of its peak"),
         (
             MaxMem(60.0),
             with_memory(weights_gib=40.0),
@@ -99,42 +124,15 @@ def test_a_server_that_is_ready_is_judged_by_its_numbers(
     assert said(expectation, observation) == (Verdict[verdict], fact)
 
 
-@pytest.mark.parametrize(
-    ("samples", "verdict", "fact"),
-    [
-        ((60.0, 64.0, 62.0), "HOLDS", "62.0 tok/s (60.0–64.0 in 3 runs), claimed at least 60"),
-        ((50.0, 59.9), "WORSE", "55.0 tok/s (50.0–59.9 in 2 runs), claimed at least 60"),
-        (
-            (59.0, 61.0, 62.0),
-            "INCONCLUSIVE",
-            "61.0 tok/s (59.0–62.0 in 3 runs), claimed at least 60: the runs straddle it",
-        ),
-        ((50.0, 60.0), "INCONCLUSIVE", "55.0 tok/s (50.0–60.0 in 2 runs), claimed at least 60: the runs straddle it"),
-        ((99.0,), "INCONCLUSIVE", "ready, but too few samples of tok/s were taken"),
-        ((), "INCONCLUSIVE", "ready, but too few samples of tok/s were taken"),
-    ],
-)
-def test_a_rate_holds_when_all_runs_reach_it_and_fails_when_none_does(
-    samples: tuple[float, ...], verdict: str, fact: str
-) -> None:
-    expectation = ExpectToks(60)
-    assert said(expectation, replace(READY, samples={expectation.subject: samples})) == (Verdict[verdict], fact)
+def test_a_peak_of_some_of_the_gpus_proves_no_limit() -> None:
+    part = replace(READY, peak=Peak(19.5, "GPU-a", missing=("GPU-b",)))
+    assert said(MaxMem(20.0, "peak"), part)[0] is Verdict.INCONCLUSIVE
+    assert "without GPU-b" in said(MaxMem(20.0, "peak"), part)[1]
+    assert said(MaxMem(19.0, "peak"), part)[0] is Verdict.WORSE
 
 
-def test_samples_of_another_load_shape_do_not_count() -> None:
-    other = replace(READY, samples={ExpectToks(60, concurrency=8).subject: (99.0, 99.0)})
-    assert said(ExpectToks(60), other)[0] is Verdict.INCONCLUSIVE
-
-
-def test_a_rate_per_request_says_so() -> None:
-    expectation = ExpectToks(60, per="request")
-    fact = said(expectation, replace(READY, samples={expectation.subject: (70.0, 72.0)}))[1]
-    assert fact.startswith("71.0 tok/s per request (")
-
-
-@given(st.lists(st.floats(1, 1000), min_size=2, max_size=6), st.floats(1, 1000))
-def test_a_higher_floor_never_makes_a_rate_better(samples: list[float], floor: float) -> None:
-    low, high = ExpectToks(floor), ExpectToks(floor + 1)
-    observation = replace(READY, samples={low.subject: tuple(samples)})
-    order = [Verdict.HOLDS, Verdict.INCONCLUSIVE, Verdict.WORSE]
-    assert order.index(said(low, observation)[0]) <= order.index(said(high, observation)[0])
+def test_the_peak_of_a_server_is_told_to_say_little() -> None:
+    seen = replace(with_memory(kv_gib=40.0), peak=Peak(80.0, "GPU-a"))
+    assert "fills up to the fraction" in (judge(MaxMem(90.0, "peak"), seen).warning or "")
+    assert judge(MaxMem(90.0, "peak"), replace(READY, peak=Peak(80.0, "GPU-a"))).warning is None
+    assert judge(MaxMem(90.0, "weights"), with_memory(weights_gib=40.0, kv_gib=40.0)).warning is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpuguard.claims.claim import Claim
-from pytest_gpuguard.claims.expect import ExpectToks, Fits, Ooms, Works
+from pytest_gpuguard.claims.expect import ExpectToks, Fits, MaxMem, Ooms, Works
 from pytest_gpuguard.claims.judgement import NOT_RUN, Body, Judgement, Verdict
 from pytest_gpuguard.claims.needs import Needs
 from pytest_gpuguard.claims.observation import MemoryTable, Observation
@@ -39,6 +39,7 @@ def test_memory_and_arguments_are_judged_as_ever(verdict: Verdict) -> None:
     ("expectation", "why"),
     [
         (ExpectToks(minimum=5.0), "a simulated rig has no speed (its server: ready in 1 s, 4096 KV tokens)"),
+        (MaxMem(9.0, "peak"), "a simulated rig has no peaks of memory (its server: ready in 1 s, 4096 KV tokens)"),
         (Works(), "a simulated rig gives no answers worth checking (its server: ready in 1 s, 4096 KV tokens)"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -38,6 +39,7 @@ class Driver:
     def __init__(self) -> None:
         self.used: dict[str, int | HostFault | Callable[[], int | HostFault] | None] = {}
         self.on: dict[str, list[tuple[int, int | None]]] = {}
+        self.mute: set[str] = set()  # does not tell the processes of these
         self.asked: list[str] = []
 
     def read(self, uuids: Sequence[str]) -> Mapping[str, int | HostFault | None]:
@@ -46,6 +48,8 @@ class Driver:
         return {uuid: one() if callable(one) else one for uuid, one in found.items()}
 
     def processes(self, uuids: Sequence[str]) -> Mapping[str, list[tuple[int, int | None]]]:
+        if self.mute.intersection(uuids):
+            raise HostFault(HARDWARE, "NVML failed", "See dmesg")
         return {uuid: self.on.get(uuid, []) for uuid in uuids}
 
     def room(self, reclaim_s: float = 0.2) -> CleanRoom:
@@ -93,6 +97,13 @@ def record(folder: Path, uuid: str) -> dict[str, Any]:
 
 
 LOST = nvml_fault("NVMLError_GpuIsLost", 15, A)
+HANGS = NvmlTimeout("memory of GPU-a", 10.0)
+
+
+def answers_later(times: int = 1, fault: HostFault = HANGS) -> Callable[[], int | HostFault]:
+    """A GPU that is clean, and does not answer so often before it says so."""
+    left = [fault] * times
+    return lambda: left.pop() if left else 0
 
 
 def test_clean_gpus_are_handed_out_at_once_and_in_the_order_of_preference(driver: Driver, folder: Path) -> None:
@@ -248,13 +259,75 @@ def test_the_only_gpu_of_a_claim_that_does_not_answer_is_compared_with_another_o
     assert driver.asked == [A, B, B]
 
 
+@pytest.mark.parametrize("fault", [LOST, HANGS], ids=["lost", "hanging"])
 @pytest.mark.parametrize("n", [1, 2, 4])
-def test_when_no_gpu_answers_nvml_is_broken_and_no_gpu_is_blamed(driver: Driver, folder: Path, n: int) -> None:
-    driver.used = dict.fromkeys((A, B, C, D), LOST)
-    with pytest.raises(HostFault, match="lost"):
+def test_when_no_gpu_answers_nvml_is_broken_and_no_gpu_is_blamed(
+    driver: Driver, folder: Path, n: int, fault: HostFault
+) -> None:
+    driver.used = dict.fromkeys((A, B, C, D), fault)
+    with pytest.raises(HostFault, match=re.escape(fault.cause)):
         out(driver, folder, n)
     assert quarantined(folder) == {}
     assert nothing_held(folder)
+
+
+@pytest.mark.parametrize("others", [0, 1], ids=["one", "all"])
+def test_without_another_gpu_one_that_misses_an_answer_is_asked_again(
+    driver: Driver, folder: Path, others: int
+) -> None:
+    driver.used = {A: answers_later(2), B: answers_later(others)}
+    with out(driver, folder, 2, A, B, reclaim_s=60) as lease:
+        assert lease.uuids == (A, B)
+    assert quarantined(folder) == {}
+
+
+def test_without_another_gpu_one_that_never_answers_is_put_in_quarantine(driver: Driver, folder: Path) -> None:
+    driver.used = {A: HANGS}
+    with pytest.raises(NotClean, match=r"did not answer within 10 s"):
+        out(driver, folder, 2, A, B)
+    assert {uuid: one.outcome for uuid, one in quarantined(folder).items()} == {A: HARDWARE}
+
+
+def test_whose_memory_it_is_may_be_unknown_and_then_no_gpu_is_blamed(driver: Driver, folder: Path) -> None:
+    driver.used = {A: 5 * GIB, B: 5 * GIB}
+    driver.mute = {A}
+    with out(driver, folder, 1, A, C) as lease:
+        assert lease.uuids == (C,)
+    with pytest.raises(NotClean, match=rf"{A} has 5\.00 GiB in use: the driver could not be asked by whom \(1 of 1"):
+        out(driver, folder, 1, A)
+    assert quarantined(folder) == {}
+    with pytest.raises(NotClean, match="no process is reported for it"):  # each GPU is asked apart
+        out(driver, folder, 2, A, B)
+    assert set(quarantined(folder)) == {B}
+
+
+def test_what_a_killed_holder_left_is_kept_away_although_nobody_can_be_asked_whose_it_is(
+    driver: Driver, folder: Path
+) -> None:
+    killed(folder, A)
+    driver.used = {A: 5 * GIB}
+    driver.mute = {A}
+    with out(driver, folder, 1, A, B) as lease:
+        assert lease.uuids == (B,)
+    assert set(quarantined(folder)) == {A}
+
+
+def test_a_stranger_that_proc_hides_is_a_stranger(
+    driver: Driver, folder: Path, stranger: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with hidepid, for a process of another user."""
+    monkeypatch.setattr(clean, "read_proc", lambda pid: None)
+    driver.used = {A: 5 * GIB}
+    driver.on = {A: [(stranger, 5 * GIB)]}
+    with out(driver, folder, 1, A, B) as lease:
+        assert lease.uuids == (B,)
+    lease = lease_gpus([A], 1, directory=folder)
+    told = take_back(lease, driver.room(), "after m stopped", ours={stranger: 1})
+    assert told is not None
+    assert told.endswith("(somebody else uses it now)")
+    assert quarantined(folder) == {}
+    for nobody_there in (GONE, 0, 1 << 40):
+        assert not Dirt(A, 5 * GIB, processes=((nobody_there, None),)).strangers()
 
 
 def test_a_quarantined_gpu_is_never_handed_out_until_that_is_lifted(driver: Driver, folder: Path) -> None:
@@ -451,6 +524,48 @@ def test_a_gpu_that_was_lost_during_a_boot_is_put_in_quarantine(driver: Driver, 
     assert {uuid: one.outcome for uuid, one in quarantined(folder).items()} == {A: HARDWARE}
     assert record(folder, B)["ended"] == "dirty"
     assert nothing_held(folder, A, B)
+
+
+def test_a_gpu_that_misses_an_answer_after_a_boot_is_asked_again(driver: Driver, folder: Path) -> None:
+    lease = out(driver, folder, 2, A, B)
+    driver.used = {A: answers_later(2), B: answers_later(1)}
+    assert take_back(lease, driver.room(60), "after m stopped", others=(A, B, C)) is None
+    assert quarantined(folder) == {}
+    assert record(folder, A)["ended"] == "clean"
+
+
+def test_a_gpu_that_never_answers_after_a_boot_is_put_in_quarantine(driver: Driver, folder: Path) -> None:
+    lease = out(driver, folder, 1, A)
+    driver.used = {A: HANGS}
+    told = take_back(lease, driver.room(), "after m stopped", others=(A, B))
+    assert told is not None
+    assert "did not answer within 10 s" in told
+    assert {uuid: one.outcome for uuid, one in quarantined(folder).items()} == {A: HARDWARE}
+    assert record(folder, A)["ended"] == "dirty"
+
+
+@pytest.mark.parametrize("fault", [LOST, HANGS], ids=["lost", "hanging"])
+def test_when_another_gpu_does_not_answer_either_after_a_boot_no_gpu_is_blamed(
+    driver: Driver, folder: Path, fault: HostFault
+) -> None:
+    lease = out(driver, folder, 1, A)
+    driver.used = {A: fault, B: fault}
+    with pytest.raises(HostFault, match=re.escape(fault.cause)):
+        take_back(lease, driver.room(), "after m stopped", others=(A, B))
+    assert lease.released
+    assert quarantined(folder) == {}
+    assert "ended" not in record(folder, A)  # what is in its memory is not known: the next one waits for it
+
+
+def test_whose_memory_it_is_after_a_boot_may_be_unknown_and_is_told_without_blame(driver: Driver, folder: Path) -> None:
+    lease = out(driver, folder, 1, A)
+    driver.used = {A: 5 * GIB}
+    driver.mute = {A}
+    told = take_back(lease, driver.room(), "after m stopped")
+    assert told is not None
+    assert told.endswith(f"{A} has 5.00 GiB in use: the driver could not be asked by whom")
+    assert quarantined(folder) == {}
+    assert record(folder, A)["ended"] == "dirty"
 
 
 def test_when_a_quarantine_cannot_be_written_the_lease_is_over_and_the_next_one_is_warned(

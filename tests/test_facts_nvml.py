@@ -11,12 +11,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pytest_gpuguard.facts.faults import HostFault, NvmlTimeout
 from pytest_gpuguard.facts.gpu import Rig
 from pytest_gpuguard.facts.nvml import NvmlChild, query_rig
+from pytest_gpuguard.facts.nvml_child import Nvml
 from tests.needs import need
 from tests.standin.fixtures import FakeRig, FakeRigFactory
 
@@ -141,6 +143,31 @@ def test_processes_without_sizes_or_from_an_older_driver(rig8: FakeRig, child: N
     assert child.processes([rig8.uuid(0)]) == {rig8.uuid(0): [(holder.pid, None)]}
     rig8.shared.hide_sizes, rig8.shared.processes_v2 = 0, 1
     assert child.processes([rig8.uuid(0)]) == {rig8.uuid(0): [(holder.pid, GIB)]}
+
+
+class Failure(Exception):
+    def __init__(self, value: int) -> None:
+        super().__init__(value)
+        self.value = value
+
+
+@pytest.mark.parametrize("code", [3, 13, 999])
+@pytest.mark.parametrize("graphics", [True, False])
+def test_processes_that_the_driver_does_not_list_are_not_taken_for_none(code: int, graphics: bool) -> None:
+    """An empty list means that nobody has the GPU, and a GPU that is busy without anybody is put in quarantine."""
+
+    def fails(handle: object) -> list[object]:
+        raise Failure(code)
+
+    pynvml = SimpleNamespace(nvmlDeviceGetHandleByUUID=str)
+    pynvml.nvmlDeviceGetComputeRunningProcesses_v3 = pynvml.nvmlDeviceGetComputeRunningProcesses_v2 = fails
+    if graphics:
+        pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3 = lambda handle: []
+    with pytest.raises(Failure) as caught:
+        Nvml(pynvml).processes_of("GPU-a")
+    assert caught.value.value == code
+    pynvml.nvmlDeviceGetComputeRunningProcesses_v2 = lambda handle: []
+    assert Nvml(pynvml).processes_of("GPU-a") == []
 
 
 def test_a_gpu_lost_before_anybody_looked_is_a_fault_and_not_a_missing_gpu(rig8: FakeRig) -> None:

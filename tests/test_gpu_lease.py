@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpuguard.lease import dirs, fifo
+from pytest_gpuguard.lease import dirs, fifo, flocks
 from pytest_gpuguard.lease.dirs import LockDirError, lock_dir, usable
 from pytest_gpuguard.lease.fifo import ASLEEP_S, MOST_PASSED
 from pytest_gpuguard.lease.flocks import Holder, LeaseDeadlock, LeaseTimeout, Locks
@@ -236,6 +236,28 @@ def test_a_big_request_is_passed_by_smaller_ones_a_few_times_and_not_more(
     assert served == ["big"]
 
 
+def test_a_big_request_is_not_passed_more_often_by_smaller_ones_that_queue_behind_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the first of the queue it calls them itself: its own looks must not forget how often it was passed."""
+    monkeypatch.setattr(fifo, "LATE_S", 0.0)
+    long, short = other_holder(folder, A), other_holder(folder, B)
+    served: list[str] = []
+    threads = [waiting(folder, 2, [A, B], served, "big")]
+    threads += [waiting(folder, 1, [A, B], served, f"{number}") for number in range(MOST_PASSED + 3)]
+    short.communicate("end\n")
+    deadline = time.monotonic() + 30
+    while len(served) < MOST_PASSED and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(2.5)  # each of them looks by itself once a second
+    assert served == [f"{number}" for number in range(MOST_PASSED)]
+    long.communicate("end\n")
+    for thread in threads:
+        thread.join(50)
+    assert served[MOST_PASSED] == "big"
+    assert len(served) == MOST_PASSED + 4
+
+
 def test_a_waiter_that_is_stopped_holds_nobody_up_and_keeps_its_place(folder: Path) -> None:
     process = other_holder(folder, A)
     sleeper = other_waiter(folder, A, B)
@@ -315,7 +337,12 @@ def test_a_queue_whose_book_was_torn_goes_on(folder: Path) -> None:
 
 def test_a_lock_folder_that_vanishes_while_somebody_waits_is_an_error_that_says_so(folder: Path) -> None:
     process = other_holder(folder, A)
-    threading.Timer(0.3, shutil.rmtree, [folder]).start()
+
+    def vanish() -> None:
+        # At once: file by file, the lock that is gone first would be a free GPU.
+        shutil.rmtree(folder.rename(folder.with_name("gone")))
+
+    threading.Timer(0.3, vanish).start()
     with pytest.raises(LockDirError, match=r"was removed: who holds which GPU cannot be told any more"):
         lease_gpus([A], 1, 60, directory=folder)
     process.communicate("end\n")
@@ -342,6 +369,19 @@ def test_the_next_one_is_told_how_the_lease_before_ended(folder: Path) -> None:
     assert "ended" not in fourth.previous[A]
     assert fourth.previous[A]["test"] == "third"
     fourth.release()
+
+
+def test_who_gave_gpus_back_is_still_named_while_what_it_started_holds_the_locks(folder: Path) -> None:
+    lease = lease_gpus([A], 1, test="mine.py::test", directory=folder)
+    with subprocess.Popen(["sleep", "60"], pass_fds=lease.fds) as heir:  # SIGKILL has not ended it
+        lease.end("dirty")
+        with pytest.raises(LeaseTimeout, match=rf"pid {os.getpid()}, mine\.py::test, since 20"):
+            lease_gpus([A], 1, directory=folder)
+        heir.kill()
+        heir.wait()
+    with lease_gpus([A], 1, directory=folder) as after:
+        assert after.previous[A]["ended"] == "dirty"
+        assert after.previous[A]["test"] == "mine.py::test"
 
 
 def test_a_planted_file_with_a_second_name_is_not_written_to(folder: Path, tmp_path: Path) -> None:
@@ -377,6 +417,19 @@ def test_a_lock_file_that_a_cleaner_removed_is_not_trusted(folder: Path) -> None
     os.close(old)
     assert locks.attempt("x") is None
     os.close(new)
+
+
+def test_a_holder_that_proc_hides_is_not_said_to_be_gone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with hidepid, for a process of another user."""
+    process = other_holder(folder, A)
+    monkeypatch.setattr(flocks, "read_proc", lambda pid: None)
+    (holder,) = Locks(directory=folder).holders([f"gpu-{A}"])
+    assert holder.lives
+    assert f"pid {process.pid} (not visible from here), other.py::test" in str(holder)
+    process.communicate("end\n")
+    assert not holder.lives
+    assert "(gone; what it started still holds the lock)" in str(holder)
+    assert not Holder("x").lives
 
 
 def test_descriptors_are_closed_on_exec(folder: Path) -> None:
@@ -503,6 +556,21 @@ def test_the_folder_comes_from_the_environment(tmp_path: Path, monkeypatch: pyte
     assert lock_dir() == tmp_path / "a"
 
 
+def test_two_first_runs_get_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one has made it between our look and our mkdir."""
+    monkeypatch.delenv(dirs.ENV, raising=False)
+    monkeypatch.setattr(dirs, "DEFAULTS", (str(tmp_path / "a"), str(tmp_path / "b")))
+    make = dirs._make
+
+    def made_by_both(path: Path) -> None:
+        make(path)
+        make(path)
+
+    monkeypatch.setattr(dirs, "_make", made_by_both)
+    assert lock_dir() == tmp_path / "a"
+    assert not (tmp_path / "b").exists()
+
+
 def test_folders_that_cannot_be_trusted_are_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     (tmp_path / "file").write_text("")
@@ -516,7 +584,30 @@ def test_folders_that_cannot_be_trusted_are_refused(tmp_path: Path) -> None:
     with pytest.raises(LockDirError, match=r"uid 65534 and is not sticky .*chmod 1777"):
         usable(tmp_path / "foreign")
     (tmp_path / "foreign").chmod(0o1777)
+    with pytest.raises(LockDirError, match=r"belongs to uid 65534, who can remove .*chown root"):
+        usable(tmp_path / "foreign")
+    os.chown(tmp_path / "foreign", 0, 0)
     assert usable(tmp_path / "foreign") == tmp_path / "foreign"
+
+
+def test_a_default_folder_that_another_user_made_first_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need(os.geteuid() == 0, "only root can give a folder to another user")
+    monkeypatch.delenv(dirs.ENV, raising=False)
+    monkeypatch.setattr(dirs, "DEFAULTS", (str(tmp_path / "none" / "a"), str(tmp_path / "b")))
+    usable(tmp_path / "b")
+    os.chown(tmp_path / "b", 65534, 65534)
+    assert lock_dir() == usable(tmp_path / "b") == tmp_path / "b"
+
+
+def test_a_folder_whose_owner_has_no_number_here_is_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the machine's own /run/lock/gpuguard looks in a container with users of its own."""
+    need(os.geteuid() == 0, "only root can give a folder to another user")
+    monkeypatch.setattr(dirs, "_all_uids", lambda: False)
+    usable(tmp_path / "a")
+    os.chown(tmp_path / "a", 65534, 65534)
+    assert usable(tmp_path / "a") == tmp_path / "a"
 
 
 def test_a_planted_symlink_is_not_followed(folder: Path, tmp_path: Path) -> None:

@@ -116,6 +116,18 @@ def test_who_chooses_another_folder_is_told_of_the_usual_one(tmp_path: Path, mon
     assert f"{tmp_path} is there too" in line
 
 
+def test_an_ordinary_user_who_owns_the_folder_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need(os.geteuid() == 0, "only root can give a folder to another user")
+    monkeypatch.delenv(dirs.ENV, raising=False)
+    monkeypatch.setattr(mounts, "in_container", lambda mounts: False)
+    assert findings(tmp_path) == []
+    os.chown(tmp_path, 65534, 65534)
+    (line,) = findings(tmp_path)
+    assert line == f"{tmp_path} belongs to uid 65534, who can remove locks: let root make it (mode 1777)"
+    monkeypatch.setattr(dirs, "_all_uids", lambda: False)
+    assert findings(tmp_path) == []
+
+
 def test_a_folder_in_a_mount_namespace_of_our_own_is_noticed(tmp_path: Path) -> None:
     need(os.geteuid() == 0, "only root can make a mount namespace")
     unshare = need_tool("unshare")

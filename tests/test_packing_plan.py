@@ -161,6 +161,11 @@ def test_tests_that_lease_nothing_go_together_by_module_and_not_too_many() -> No
 
     works = [work(0, "a"), work(1, "a"), work(2, "b"), work(3, "b", PLAIN_SECONDS), work(4, "b", PLAIN_SECONDS)]
     assert [one.items for one in units_of(works)] == [(0, 1), (2,), (3,), (4,)]
+    assert [one.items for one in units_of(works[:2], workers=2)] == [(0,), (1,)]
+    some = units_of([work(index, "a", 0.5) for index in range(24)], workers=4)
+    assert max(one.seconds for one in some) <= 24 * 0.5 / 4 / 4
+    assert {len(one.items) for one in units_of([work(index, "a", 0.5) for index in range(64)], workers=4)} == {4}
+    assert max(one.seconds for one in units_of([work(i, "a", 0.5) for i in range(2000)], workers=4)) <= PLAIN_SECONDS
     many = units_of([work(index, "a", 0.0) for index in range(2 * PLAIN_TESTS)])
     assert [len(one.items) for one in many] == [PLAIN_TESTS, PLAIN_TESTS]
 

@@ -10,7 +10,8 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from .errors import ClaimError, suggest
-from .units import parse_gib
+from .expect import normal_card
+from .units import parse_duration, parse_gib
 from .window import Window, parse_window, specifiers
 
 T = TypeVar("T")
@@ -111,6 +112,28 @@ def amounts(name: str, value: Any) -> Mapping[str, float]:
         if not isinstance(key, str) or not amount(one):
             raise ClaimError(f"{name}={{{key!r}: {one!r}}}: values are numbers above zero")
     return found
+
+
+def load(concurrency: Any, input_len: Any, output_len: Any, per: Any, limit: Any) -> dict[str, Any]:
+    """A load shape, as the fields of ``Rated``."""
+    for name, number in (("concurrency", concurrency), ("input_len", input_len), ("output_len", output_len)):
+        if not count(number):
+            raise ClaimError(f"{name}={number!r} must be a whole number of at least 1")
+    choice("per", per, ("total", "request"))
+    seconds = parsed("limit", parse_duration, limit)
+    return dict(concurrency=concurrency, input_len=input_len, output_len=output_len, per=per, limit_s=seconds)
+
+
+def by_card(name: str, value: Any) -> tuple[tuple[str, float], ...]:
+    """References by card, each once."""
+    found = amounts(name, value)
+    if not found:
+        raise ClaimError(f"{name}={{}} names no card")
+    names = [normal_card(card) for card in found]
+    twice = next((card for card in found if names.count(normal_card(card)) > 1), None)
+    if twice is not None:
+        raise ClaimError(f"{name}: {twice!r} is there twice, as {', '.join(map(repr, found))}")
+    return tuple(sorted(found.items()))
 
 
 def _mapping(name: str, value: Any, such_as: str) -> Mapping[Any, Any]:

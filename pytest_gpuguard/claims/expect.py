@@ -5,7 +5,9 @@ An expectation never measures anything. ``when`` is the window of stacks for whi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from .units import Comparison
@@ -37,11 +39,6 @@ class Expectation:
         """What two expectations of a kind must share to be about the same thing."""
         return self.kind
 
-    @property
-    def unmeasured(self) -> str | None:
-        """Why this expectation cannot be measured by this version, or None."""
-        return None
-
 
 @dataclass(frozen=True, slots=True)
 class Fits(Expectation):
@@ -67,16 +64,12 @@ class Works(Expectation):
     level: str = "short"
     accuracy: Comparison | None = None
     questions: str | None = None
+    reference: str | None = None
 
     @property
     def label(self) -> str:
         """``works(full)``."""
         return f"works({self.level})"
-
-    @property
-    def unmeasured(self) -> str | None:
-        """No probe of answers yet."""
-        return "not measured yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,60 +188,118 @@ class MaxMem(Expectation):
         """Which memory."""
         return f"max_mem({self.of})"
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rated(Expectation):
+    """A rate under a load shape: lengths in tokens, ``limit_s`` for all of its samples, in seconds.
+
+    ``per``: the rate of all requests together ("total"), or of one of them ("request").
+    """
+
+    concurrency: int = 1
+    input_len: int = 128
+    output_len: int = 64
+    per: str = "total"
+    limit_s: float = 300.0
+
     @property
-    def unmeasured(self) -> str | None:
-        """The peak is not sampled yet."""
-        return "not measured yet" if self.of == "peak" else None
+    def shape(self) -> str:
+        """``concurrency=8, input_len=1024``: the load, without what is usual."""
+        parts = [f"concurrency={self.concurrency}"]
+        for name, usual in (("input_len", 128), ("output_len", 64), ("per", "total")):
+            value = getattr(self, name)
+            parts += [f"{name}={value}"] if value != usual else []
+        return ", ".join(parts)
+
+    @property
+    def subject(self) -> str:
+        """The load shape; samples are kept under it."""
+        return f"{self.kind}({self.concurrency}, {self.input_len}, {self.output_len}, {self.per})"
+
+    @property
+    def bounds(self) -> tuple[float | None, float | None]:
+        """The claimed range of the true rate or ratio; None where it has no end."""
+        return None, None
 
 
 @dataclass(frozen=True, slots=True)
-class ExpectToks(Expectation):
-    """Output tokens per second at a load shape: a floor (``minimum``) or a reference with a tolerance (``about``)."""
+class ExpectToks(Rated):
+    """Output tokens per second at a load shape: a floor (``minimum``) or a reference with a tolerance (``about``).
+
+    ``cards`` are references by card, in place of the one number: ``by`` says whether they are floors.
+    """
 
     kind = "expect_toks"
     minimum: float | None = None
     about: float | None = None
     tolerance: float = 0.05
-    concurrency: int = 1
-    input_len: int = 128
-    output_len: int = 64
-    per: str = "total"
+    cards: tuple[tuple[str, float], ...] = ()
+    by: str = "min"
 
     @property
     def label(self) -> str:
         """``expect_toks(min=60, concurrency=1)``, and the lengths where they are not the usual ones."""
-        size = f"min={self.minimum:g}" if self.minimum is not None else f"about={self.about:g}±{self.tolerance:.0%}"
-        parts = [size, f"concurrency={self.concurrency}"]
-        for name, usual in (("input_len", 128), ("output_len", 64), ("per", "total")):
-            value = getattr(self, name)
-            parts += [f"{name}={value}"] if value != usual else []
-        return f"expect_toks({', '.join(parts)})"
+        if self.cards:
+            size = f"{self.by} by card" + (f"±{self.tolerance:.0%}" if self.by == "about" else "")
+        elif self.minimum is not None:
+            size = f"min={self.minimum:g}"
+        else:
+            size = f"about={self.about:g}±{self.tolerance:.0%}"
+        return f"expect_toks({size}, {self.shape})"
 
     @property
-    def subject(self) -> str:
-        """The load shape; samples of tok/s are kept under it."""
-        return f"expect_toks({self.concurrency}, {self.input_len}, {self.output_len}, {self.per})"
+    def bounds(self) -> tuple[float | None, float | None]:
+        """The floor, or the reference and its tolerance to both sides, in tok/s."""
+        if self.about is not None:
+            return self.about * (1 - self.tolerance), self.about * (1 + self.tolerance)
+        return self.minimum, None
 
-    @property
-    def unmeasured(self) -> str | None:
-        """No reference with a tolerance yet: only a floor is measured."""
-        return "not measured yet" if self.minimum is None else None
+    def on(self, cards: Collection[str]) -> ExpectToks | None:
+        """The expectation on these cards, by their slugs or names; None when it has no reference for one of them.
+
+        Where several are there, the least reference counts: the slowest card sets the pace.
+        """
+        if not self.cards:
+            return self
+        known = {normal_card(name): number for name, number in self.cards}
+        found = {known.get(normal_card(card)) for card in cards}
+        numbers = [one for one in found if one is not None]
+        if not numbers or len(numbers) < len(found):
+            return None
+        minimum, about = (min(numbers), None) if self.by == "min" else (None, min(numbers))
+        return replace(self, minimum=minimum, about=about, cards=())
 
 
 @dataclass(frozen=True, slots=True)
-class Compare(Expectation):
-    """One server against another one, as a ratio of output tokens per second."""
+class Compare(Rated):
+    """One server against another one under the same load, as a ratio of output tokens per second.
+
+    ``together``: both may be up at once, on GPUs of their own.
+    """
 
     kind = "compare"
     other: Serves | None = None
     ratio: Comparison | None = None
+    together: bool = True
 
     @property
     def label(self) -> str:
-        """``compare(ratio>2)``."""
-        return f"compare(ratio{self.ratio})"
+        """``compare(ratio>2, concurrency=1)``."""
+        return f"compare(ratio{self.ratio}, {self.shape})"
 
     @property
-    def unmeasured(self) -> str | None:
-        """One server per claim so far."""
-        return "not measured yet"
+    def subject(self) -> str:
+        """The load shape and the other server: a claim may be compared with several."""
+        named = self.other.describe() if self.other is not None else ""
+        return f"compare({self.concurrency}, {self.input_len}, {self.output_len}, {self.per}; {named})"
+
+    @property
+    def bounds(self) -> tuple[float | None, float | None]:
+        """The claimed range of the ratio."""
+        assert self.ratio is not None
+        return (self.ratio.value, None) if self.ratio.op.startswith(">") else (None, self.ratio.value)
+
+
+def normal_card(name: str) -> str:
+    """``NVIDIA H200`` and ``h200`` are one card."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-").removeprefix("nvidia-")

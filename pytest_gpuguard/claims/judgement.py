@@ -68,7 +68,8 @@ NOT_RUN: Final = Body()
 class Judgement:
     """One expectation's verdict. ``fact`` is the decisive fact in one line; ``details`` is for a person who must act.
 
-    ``reason`` is the kind of an unmet need, for counting, when the verdict is NOT_EVALUATED.
+    ``reason`` is the kind of an unmet need, for counting, when the verdict is NOT_EVALUATED. ``warning`` is what a
+    person should know although it changes no verdict.
     """
 
     expectation: str
@@ -77,6 +78,7 @@ class Judgement:
     fact: str
     details: tuple[str, ...] = ()
     reason: str | None = None
+    warning: str | None = None
 
 
 def worst(judgements: Sequence[Judgement]) -> Judgement:

@@ -195,16 +195,26 @@ def works(
     accuracy: str | None = None,
     questions: str | None = None,
     *,
+    reference: str | None = None,
     when: str | None = None,
 ) -> Works:
-    """The server answers sensibly once it is ready: ``works("full", accuracy=">=0.85", questions="gsm8k.jsonl")``."""
+    """The server answers sensibly once it is ready: ``works("full", accuracy=">=0.85", questions="gsm8k.jsonl")``.
+
+    ``short`` asks a handful of questions; ``full``, which a file implies, also those of a local one, and compares
+    log-probabilities with a ``reference`` that ``gpuguard reference`` wrote. Files are looked for beside the test, then
+    in the current folder.
+    """
     arguments.choice("level", level, ("short", "full"))
-    if questions is not None:
-        arguments.text("questions", questions)
-    elif accuracy is not None:
+    for name, file in (("questions", questions), ("reference", reference)):
+        if file is not None:
+            arguments.text(name, file)
+            level = "full"
+    if accuracy is not None and questions is None:
         raise ClaimError("accuracy needs questions=FILE to be measured on")
+    if level == "full" and questions is None and reference is None:
+        raise ClaimError('level "full" needs a file to be more than "short": questions=FILE or reference=FILE')
     bound = arguments.parsed("accuracy", parse_comparison, accuracy) if accuracy is not None else None
-    return Works(level, bound, questions, when=arguments.window(when))
+    return Works(level, bound, questions, reference, when=arguments.window(when))
 
 
 @marker
@@ -259,7 +269,8 @@ def ignores(flag: str, *, when: str | None = None) -> Ignores:
 def max_mem(limit: str, of: str = "static", *, when: str | None = None) -> MaxMem:
     """At most so much GPU memory, in GiB: ``max_mem("75GiB", of="weights")``.
 
-    ``of`` is weights, graph, static (weights and KV pool) or peak. "GB" is refused: engines print GiB and say GB.
+    ``of`` is weights, graph, static (weights and KV pool), as the engine reports them, or peak: the most that was
+    seen in use on one GPU, sampled. "GB" is refused: engines print GiB and say GB.
     """
     arguments.choice("of", of, ("weights", "graph", "static", "peak"))
     return MaxMem(arguments.gib("limit", limit), of, when=arguments.window(when))
@@ -267,40 +278,64 @@ def max_mem(limit: str, of: str = "static", *, when: str | None = None) -> MaxMe
 
 @marker
 def expect_toks(
-    min: float | None = None,
+    min: float | Mapping[str, float] | None = None,
     *,
-    about: float | None = None,
+    about: float | Mapping[str, float] | None = None,
     tolerance: str | float = "5%",
     concurrency: int = 1,
     input_len: int = 128,
     output_len: int = 64,
     per: str = "total",
+    limit: str | float = "5m",
     when: str | None = None,
 ) -> ExpectToks:
     """Output tokens per second: ``expect_toks(min=60)`` or ``expect_toks(about=65, tolerance="5%", concurrency=8)``.
 
-    ``per="total"`` counts all requests together, ``"request"`` one of them. Lengths are in tokens.
+    Either may be given by card: ``about={"rtx-pro-6000-server": 65, "h200": 120}``. ``per="total"`` counts all
+    requests together, ``"request"`` one of them. Lengths are in tokens; ``limit`` is the time for all samples.
     """
     if (min is None) == (about is None):
         raise ClaimError("give either min=… or about=…")
-    for name, number in (("min", min), ("about", about)):
-        if number is not None and not arguments.amount(number):
-            raise ClaimError(f"{name}={number!r} is not a rate in tokens per second")
-    for name, count in (("concurrency", concurrency), ("input_len", input_len), ("output_len", output_len)):
-        if not arguments.count(count):
-            raise ClaimError(f"{name}={count!r} must be a whole number of at least 1")
-    arguments.choice("per", per, ("total", "request"))
+    name, asked = ("about", about) if min is None else ("min", min)
+    shape = arguments.load(concurrency, input_len, output_len, per, limit)
     share = arguments.parsed("tolerance", parse_percent, tolerance)
-    return ExpectToks(min, about, share, concurrency, input_len, output_len, per, when=arguments.window(when))
+    window = arguments.window(when)
+    if isinstance(asked, Mapping):
+        cards = arguments.by_card(name, asked)
+        return ExpectToks(tolerance=share, cards=cards, by=name, when=window, **shape)
+    if not arguments.amount(asked):
+        raise ClaimError(f"{name}={asked!r} is not a rate in tokens per second")
+    floor, reference = (asked, None) if name == "min" else (None, asked)
+    return ExpectToks(floor, reference, share, when=window, **shape)
 
 
 @marker
-def compare(other: pytest.MarkDecorator | pytest.Mark, ratio: str, *, when: str | None = None) -> Compare:
-    """One server against another: ``compare(other=serves("sglang", …), ratio=">2")``, in output tokens per second."""
+def compare(
+    other: pytest.MarkDecorator | pytest.Mark,
+    ratio: str,
+    *,
+    concurrency: int = 1,
+    input_len: int = 128,
+    output_len: int = 64,
+    per: str = "total",
+    limit: str | float = "10m",
+    together: bool = True,
+    when: str | None = None,
+) -> Compare:
+    """Output tok/s of this server over another's: ``compare(other=serves("sglang", …), ratio=">2", concurrency=8)``.
+
+    The load is as in ``expect_toks``. ``together=False``: one server after the other on the same GPUs, even where both
+    would fit. ``limit`` is the time for all samples, without the boots.
+    """
     mark = getattr(other, "mark", other)
     if not isinstance(mark, pytest.Mark) or mark.name != "serves":
         raise ClaimError('other must be a server: compare(other=serves("sglang", …), ratio=">2")')
-    return Compare(serves.parse(mark), arguments.parsed("ratio", parse_comparison, ratio), when=arguments.window(when))
+    bound = arguments.parsed("ratio", parse_comparison, ratio)
+    if bound.op == "==" or bound.value <= 0:
+        raise ClaimError(f'ratio={ratio!r}: no measured ratio is exact; write a bound such as ">0.95", ">2" or "<0.5"')
+    arguments.boolean("together", together)
+    shape = arguments.load(concurrency, input_len, output_len, per, limit)
+    return Compare(serves.parse(mark), bound, together, when=arguments.window(when), **shape)
 
 
 @marker

@@ -6,19 +6,19 @@ A number that is not known, or that straddles the claim, is INCONCLUSIVE; it is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import isnan
-from statistics import median
 from typing import Final
 
-from .expect import ExpectToks, Fits, Ignores, MaxMem, Unsupported, Uses
-from .judgement import Judgement, Verdict, details, ready
+from .answered import answering, works
+from .expect import Compare, ExpectToks, Fits, Ignores, MaxMem, Unsupported, Uses, Works
+from .judgement import Judgement, Verdict, details
 from .observation import Observation
 from .presence import falls_back, uses
+from .rates import compare, expect_toks
 
 
 def _fits(expectation: Fits, observation: Observation) -> Judgement:
     label, outcome, memory = expectation.label, observation.outcome, observation.memory
-    facts = [ready(observation)]
+    facts = [answering(observation)]
     if expectation.kv_tokens is not None:
         tokens = memory.kv_tokens
         if tokens is None:
@@ -30,13 +30,22 @@ def _fits(expectation: Fits, observation: Observation) -> Judgement:
             return Judgement(label, Verdict.WORSE, outcome, fact, details(observation))
         facts.append(f"{tokens} KV tokens{clipped}")
     if expectation.margin_gib is not None:
-        if memory.free_gib is None:
+        # NVML's number after the probe is later than the engine's own, and counts what others took meanwhile.
+        free = observation.free_gib if observation.free_gib is not None else memory.free_gib
+        if free is None:
             return Judgement(label, Verdict.INCONCLUSIVE, outcome, "ready, but the free memory is not known")
-        if memory.free_gib < expectation.margin_gib:
-            fact = f"ready with {memory.free_gib:.2f} GiB free, claimed a margin of {expectation.margin_gib:g} GiB"
+        if free < expectation.margin_gib:
+            fact = f"ready with {free:.2f} GiB free, claimed a margin of {expectation.margin_gib:g} GiB"
             return Judgement(label, Verdict.WORSE, outcome, fact, details(observation))
-        facts.append(f"{memory.free_gib:.2f} GiB free")
+        facts.append(f"{free:.2f} GiB free")
     return Judgement(label, Verdict.HOLDS, outcome, ", ".join(facts))
+
+
+#: A server fills what ``--mem-fraction-static`` leaves to it, whatever it needs.
+_FILLED: Final = (
+    "a server's KV pool always fills up to the fraction that it is given, so its peak says little of what it needs: "
+    'claim of="weights", "graph" or "static" instead'
+)
 
 
 def _max_mem(expectation: MaxMem, observation: Observation) -> Judgement:
@@ -44,41 +53,35 @@ def _max_mem(expectation: MaxMem, observation: Observation) -> Judgement:
     static = (
         memory.weights_gib + memory.kv_gib if memory.weights_gib is not None and memory.kv_gib is not None else None
     )
-    used = {"weights": memory.weights_gib, "graph": memory.graph_gib, "static": static}[expectation.of]
+    peak, warning, said = observation.peak, None, ""
+    if expectation.of == "peak":
+        used = peak.gib if peak is not None else None
+        warning = _FILLED if memory.kv_gib or memory.kv_tokens else None
+    else:
+        used = {"weights": memory.weights_gib, "graph": memory.graph_gib, "static": static}[expectation.of]
     if used is None:
-        return Judgement(
-            label, Verdict.INCONCLUSIVE, outcome, f"ready, but the server does not say its {expectation.of} memory"
+        who = (
+            "nothing was sampled of its peak"
+            if expectation.of == "peak"
+            else (f"the server does not say its {expectation.of} memory")
         )
+        return Judgement(label, Verdict.INCONCLUSIVE, outcome, f"ready, but {who}", warning=warning)
+    said = str(peak) if expectation.of == "peak" else f"{used:.2f} GiB as the engine reports it"
     verdict = Verdict.HOLDS if used <= expectation.limit_gib else Verdict.WORSE
-    fact = f"{expectation.of} memory {used:.2f} GiB, claimed at most {expectation.limit_gib:g} GiB"
-    return Judgement(label, verdict, outcome, fact, () if verdict is Verdict.HOLDS else details(observation))
-
-
-def _expect_toks(expectation: ExpectToks, observation: Observation) -> Judgement:
-    label, outcome = expectation.label, observation.outcome
-    samples = observation.samples.get(expectation.subject, ())
-    failed = sum(isnan(sample) for sample in samples)
-    if failed:
-        fact = f"ready, but requests failed in {failed} of {len(samples)} runs"
-        return Judgement(label, Verdict.WORSE, outcome, fact, details(observation))
-    if len(samples) < 2 or expectation.minimum is None:
-        return Judgement(label, Verdict.INCONCLUSIVE, outcome, "ready, but too few samples of tok/s were taken")
-    low, high, middle = min(samples), max(samples), median(samples)
-    per = "" if expectation.per == "total" else " per request"
-    runs = f"{low:.1f}–{high:.1f} in {len(samples)} runs"
-    fact = f"{middle:.1f} tok/s{per} ({runs}), claimed at least {expectation.minimum:g}"
-    if low >= expectation.minimum:
-        return Judgement(label, Verdict.HOLDS, outcome, fact)
-    if high < expectation.minimum:
-        return Judgement(label, Verdict.WORSE, outcome, fact)
-    return Judgement(label, Verdict.INCONCLUSIVE, outcome, f"{fact}: the runs straddle it")
+    if verdict is Verdict.HOLDS and expectation.of == "peak" and peak is not None and peak.missing:
+        verdict = Verdict.INCONCLUSIVE  # what was not looked at may have been higher
+    fact = f"{expectation.of} memory {said}, claimed at most {expectation.limit_gib:g} GiB"
+    more = () if verdict is Verdict.HOLDS else details(observation)
+    return Judgement(label, verdict, outcome, fact, more, warning=warning)
 
 
 #: Expectation → the function that judges it once the server is ready.
 MEASURES: Final[dict[type, Callable[..., Judgement]]] = {
     Fits: _fits,
+    Works: works,
     MaxMem: _max_mem,
-    ExpectToks: _expect_toks,
+    ExpectToks: expect_toks,
+    Compare: compare,
     Uses: uses,
     Ignores: falls_back,
     Unsupported: falls_back,

@@ -8,10 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
+from .answers import Answers
+from .measurement import Peak
 from .outcome import READY
 from .resolved import LogEvidence, Resolved
+from .series import Series
+
+#: The engine of an observation of a test that leased GPUs and booted no server: it bears on their peak only.
+NO_SERVER: Final = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +101,11 @@ class Observation:
     """What one boot did: outcome, phase reached, the line that decides, memory, resolved settings, samples.
 
     ``settings`` are the server's own resolved arguments (from its server_info, else empty); ``resolved`` is what was
-    asked of it against what runs. ``samples`` holds what
-    was measured after ready, by name (``toks`` → list of tok/s). ``tail`` are the last log lines, without secrets.
-    ``note`` is a sentence of ours about how the outcome was reached, e.g. a deadline.
+    asked of it against what runs. ``series`` holds
+    what was measured after ready, by the expectation's subject; ``others`` the other servers of comparisons, likewise.
+    ``answers`` are those to the works probe, ``free_gib`` the least free memory of its GPUs after it (NVML), ``peak``
+    the most that was seen in use. ``cards`` are the names of its GPUs. ``tail`` are the last log lines, without
+    secrets. ``note`` is a sentence of ours about how the outcome was reached, e.g. a deadline.
     """
 
     engine: str
@@ -109,7 +117,12 @@ class Observation:
     note: str | None = None
     memory: MemoryTable = field(default_factory=MemoryTable)
     settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    samples: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    series: Mapping[str, Series] = field(default_factory=lambda: MappingProxyType({}))
+    others: Mapping[str, Observation] = field(default_factory=lambda: MappingProxyType({}))
+    answers: Answers | None = None
+    peak: Peak | None = None
+    free_gib: float | None = None
+    cards: tuple[str, ...] = ()
     requested_tokens: int | None = None
     log: str | None = None
     tail: tuple[str, ...] = ()

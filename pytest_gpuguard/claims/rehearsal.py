@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from .claim import Claim
+from .expect import MaxMem
 from .judgement import Body, Judgement, Verdict, decisive, ready
 from .observation import Observation
 
@@ -17,6 +18,7 @@ from .observation import Observation
 SIMULATED: Final = "simulated"
 NO_SPEED: Final = "a simulated rig has no speed"
 NO_ANSWERS: Final = "a simulated rig gives no answers worth checking"
+NO_PEAKS: Final = "a simulated rig has no peaks of memory"
 _REASONS: Final = {"expect_toks": NO_SPEED, "compare": NO_SPEED, "works": NO_ANSWERS}
 
 
@@ -32,10 +34,11 @@ def as_rehearsed(
     ``unknown`` are settings of these boots that the simulation has no rule for: nothing is judged by such a boot.
     """
     reasons = {one.label: _REASONS[one.kind] for one in claim.expectations if one.kind in _REASONS}
+    reasons |= {one.label: NO_PEAKS for one in claim.expectations if isinstance(one, MaxMem) and one.of == "peak"}
     found = []
     for judgement in judgements:
         why = None
-        open_ = judgement.verdict is Verdict.NOT_EVALUATED and judgement.reason != "unmeasured"
+        open_ = judgement.verdict is Verdict.NOT_EVALUATED
         if judgement.verdict is Verdict.INFRA or open_:
             pass
         elif unknown:

@@ -12,11 +12,12 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
+from .answered import as_answered
 from .claim import Claim
-from .expect import Expectation, Fails, Ooms, Unsupported
+from .expect import Expectation, Fails, Fits, MaxMem, Ooms, Rated, Unsupported, Uses
 from .judgement import NOT_RUN, Body, Judgement, Verdict, decisive, details, ready, with_differences, worst
 from .measured import MEASURES
-from .observation import Observation
+from .observation import NO_SERVER, Observation
 from .outcome import GPU_OOM_PHASES, HOST_FAULTS, READY, STACK_FAILURES, UNDECIDED
 from .window import VersionOf
 
@@ -126,9 +127,8 @@ def is_claimed(expectation: Expectation, observation: Observation) -> bool:
 
 def judge(expectation: Expectation, observation: Observation, body: Body = NOT_RUN) -> Judgement:
     """One expectation against one boot. Pure: the same values give the same judgement."""
+    observation = as_answered(expectation, observation)
     label, outcome = expectation.label, observation.outcome
-    if expectation.unmeasured is not None:
-        return _unmeasured(expectation, outcome)
     column = seen(expectation, observation)
     verdict = TABLE[row_of(expectation), column]
     if column is Seen.CLAIMED and not observation.was_ready and body.kind in (*_OWN_FAULTS, "assertion", "skip"):
@@ -143,6 +143,10 @@ def judge(expectation: Expectation, observation: Observation, body: Body = NOT_R
         return Judgement(label, verdict, outcome, fact)
     if body.kind == "assertion":
         return Judgement(label, Verdict.WORSE, outcome, f"ready, but {body.error}", details(observation))
+    other = observation.others.get(expectation.subject)
+    if other is not None and not other.ready:  # a comparison presupposes both servers
+        failed = judge(Fits(), other)
+        return replace(failed, expectation=label, fact=f"the other server: {failed.fact}")
     measure = MEASURES.get(type(expectation))
     judgement = measure(expectation, observation) if measure else Judgement(label, verdict, outcome, ready(observation))
     # That something runs otherwise than asked is told, and judged only where that is what is claimed.
@@ -172,7 +176,33 @@ def judge_claim(
     stated = [one for one in claim.expectations if one.when is None or one.when.matches(version_of)]
     if not stated:
         return (_unstated(claim, observations, version_of, body),)
-    return tuple(_told(_judge_all(one, observations, body), [one], version_of) for one in stated)
+    judgements = [_told(_judge_all(one, observations, body), [one], version_of) for one in stated]
+    return _with_uses(stated, judgements)
+
+
+def _with_uses(stated: Sequence[Expectation], judgements: Sequence[Judgement]) -> tuple[Judgement, ...]:
+    """A speed is that of the claimed way of running only where it really ran so: else it decides nothing."""
+    unshown = next(
+        (
+            judgement
+            for one, judgement in zip(stated, judgements, strict=True)
+            if isinstance(one, Uses) and judgement.verdict is not Verdict.HOLDS
+        ),
+        None,
+    )
+    if unshown is None:
+        return tuple(judgements)
+    why = f"not decided, because {unshown.expectation} is {unshown.verdict}"
+    return tuple(
+        replace(judgement, verdict=Verdict.INCONCLUSIVE, fact=f"{judgement.fact} ({why})", warning=None)
+        if isinstance(one, Rated) and judgement.verdict in _SPEEDS
+        else judgement
+        for one, judgement in zip(stated, judgements, strict=True)
+    )
+
+
+#: Verdicts on a speed that was measured.
+_SPEEDS: Final = frozenset({Verdict.HOLDS, Verdict.WORSE, Verdict.BETTER})
 
 
 def _told(judgement: Judgement, expectations: Sequence[Expectation], version_of: VersionOf) -> Judgement:
@@ -181,17 +211,12 @@ def _told(judgement: Judgement, expectations: Sequence[Expectation], version_of:
     return replace(judgement, fact=f"{judgement.fact} ({', '.join(said)})") if said else judgement
 
 
-def _unmeasured(expectation: Expectation, outcome: str) -> Judgement:
-    fact = f"{expectation.unmeasured}: {expectation.label}"
-    return Judgement(expectation.label, Verdict.NOT_EVALUATED, outcome, fact, reason="unmeasured")
-
-
 def _judge_all(expectation: Expectation, observations: Sequence[Observation], body: Body) -> Judgement:
-    if observations:
-        return worst([judge(expectation, observation, body) for observation in observations])
+    peak = isinstance(expectation, MaxMem) and expectation.of == "peak"
+    seen_of = [one for one in observations if one.engine != NO_SERVER or peak]
+    if seen_of:
+        return worst([judge(expectation, observation, body) for observation in seen_of])
     label = expectation.label
-    if expectation.unmeasured is not None:
-        return _unmeasured(expectation, "none")
     if body.kind in (*_OWN_FAULTS, "skip"):
         return _own(label, body)
     if body.kind == "assertion" and not expectation.negative:
@@ -201,7 +226,7 @@ def _judge_all(expectation: Expectation, observations: Sequence[Observation], bo
         Verdict.INFRA,
         "infra.test",
         f"the test booted no server, so nothing was observed that {label} could be judged by: "
-        f"add serves(…) or call sglang_server(…)",
+        f"add serves(…) or call sglang_server(…)" + (", or take the fixture gpus" if peak else ""),
     )
 
 

@@ -243,6 +243,13 @@ class Boot:
         return self._process.processes() if self._process is not None else self._had
 
     @property
+    def eager_decodes(self) -> int:
+        """How many decode steps its log tells so far that ran without CUDA graphs."""
+        while self._read():
+            pass
+        return self._reader.eager_decodes
+
+    @property
     def alive(self) -> bool:
         """Whether the server's main process lives."""
         return self._process is not None and not self._exited()

@@ -23,6 +23,9 @@ __all__ = ["Event", "LogReader", "Progress"]
 #: How many lines ``tail`` can give, and how much of each.
 TAIL_LINES: Final = 400
 TAIL_CHARS: Final = 4000
+#: What a decode step says that ran without CUDA graphs (sglang/srt/managers/scheduler.py). Prefill steps say it too.
+_DECODE: Final = "Decode batch"
+_EAGER: Final = "cuda graph: False"
 
 
 class LogReader:
@@ -47,6 +50,8 @@ class LogReader:
         self._intake = Intake(self._classifier, self._keep)
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._closed = False
+        #: Decode steps that were told to have run without CUDA graphs.
+        self.eager_decodes = 0
 
     def feed(self, data: bytes) -> list[Event]:
         """Take the next chunk of output; returns what happened in the lines that it completes."""
@@ -90,3 +95,4 @@ class LogReader:
     def _keep(self, line: Line) -> None:
         if line.final:
             self._tail.append(line.text[:TAIL_CHARS])
+            self.eager_decodes += _DECODE in line.text and _EAGER in line.text

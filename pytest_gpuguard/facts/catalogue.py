@@ -55,6 +55,11 @@ def sm_architectures() -> dict[str, str]:
     return dict(_catalogue()["sm"])
 
 
+def slug_of(name: str) -> str:
+    """The slug of a card by NVML's name; the name itself for a card that nobody recorded."""
+    return next((card.slug for card in cards().values() if card.name.lower() == name.lower()), name)
+
+
 def cards() -> dict[str, Card]:
     """Every recorded card by its slug, such as "rtx-pro-6000-server"."""
     return {

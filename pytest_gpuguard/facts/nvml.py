@@ -224,17 +224,7 @@ class NvmlChild:
         return self._opened
 
     def _start(self) -> None:
-        folder = binding_folder()
-        if folder is None:
-            raise _no_binding()
-        process = subprocess.Popen(
-            # -I -S: neither the user's sitecustomize nor any .pth file can slow or disturb the child
-            [sys.executable, "-I", "-S", str(_CHILD), str(folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=None if self._env is None else dict(self._env),
-        )
+        process = start_child(_CHILD, env=self._env)
         self._process, self._answers = process, queue.Queue()
         threading.Thread(target=_read, args=(process, self._answers), name="gpuguard-nvml", daemon=True).start()
 
@@ -297,6 +287,24 @@ def binding_folder() -> Path | None:
         return None
     origin = Path(spec.origin)
     return origin.parent.parent if origin.name == "__init__.py" else origin.parent
+
+
+def start_child(script: Path, *args: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """A process of ours that may load NVML: pipes at stdin and stdout, and the folder of pynvml before ``args``.
+
+    Raises HostFault without pynvml, OSError when no process can be started.
+    """
+    folder = binding_folder()
+    if folder is None:
+        raise _no_binding()
+    return subprocess.Popen(
+        # -I -S: neither the user's sitecustomize nor any .pth file can slow or disturb the child
+        [sys.executable, "-I", "-S", str(script), str(folder), *args],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=None if env is None else dict(env),
+    )
 
 
 def query_rig(

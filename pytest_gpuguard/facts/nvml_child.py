@@ -197,15 +197,20 @@ class Nvml:
         return bool((self.attempt("nvmlDeviceGetSupportedEventTypes", self.handle(uuid)) or 0) & 0x8)
 
     def processes_of(self, uuid: str) -> list[tuple[int, int | None]]:
-        """(pid, bytes or None) of all that hold the GPU: compute, graphics, MPS. Host pids inside a container."""
+        """(pid, bytes or None) of all that hold the GPU: compute, graphics, MPS. Host pids inside a container.
+
+        Raises what the driver answers where it lists no compute processes: an empty list means that there are none.
+        """
         handle = self.handle(uuid)
         found: dict[int, int | None] = {}
         for family in ("Compute", "Graphics", "MPSCompute"):
             # the unversioned name is _v3 in today's binding; older drivers have only _v2
-            for version in ("_v3", "_v2"):
-                processes = self.attempt(f"nvmlDeviceGet{family}RunningProcesses{version}", handle)
-                if processes is not None:
-                    break
+            call = f"nvmlDeviceGet{family}RunningProcesses"
+            processes = self.attempt(f"{call}_v3", handle)
+            if processes is None and family == "Compute":
+                processes = getattr(self.nvml, f"{call}_v2")(handle)
+            elif processes is None:
+                processes = self.attempt(f"{call}_v2", handle)
             for process in processes or ():
                 used = process.usedGpuMemory  # pynvml turns "not available" into None
                 known = found.get(process.pid)

@@ -240,10 +240,14 @@ class Book:
         self._write(self.passed)
         return Ticket(replace(request, number=number), record, path, fd)
 
-    def note_passed(self, numbers: Sequence[int], waiting: Iterable[int]) -> None:
-        """Count that these of the ``waiting`` were overtaken, as often as they are named."""
+    def note_passed(self, numbers: Sequence[int]) -> None:
+        """Count that these were overtaken, as often as they are named; who has left the queue is forgotten.
+
+        The others keep their counts, whoever looks: nobody's own look may forget how often it was passed.
+        """
         if numbers:
-            self.passed = {one: self.passed.get(one, 0) + numbers.count(one) for one in waiting}
+            times = {one: self.passed.get(one, 0) + numbers.count(one) for one in self.numbers()}
+            self.passed = {one: count for one, count in times.items() if count}
             self._write(self.passed)
 
     def _open(self) -> None:

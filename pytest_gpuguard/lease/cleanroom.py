@@ -40,12 +40,13 @@ def hand_out(
     test: str = "",
     directory: Path | None = None,
     before_look: Callable[[], None] = lambda: None,
+    check: Callable[[], None] = lambda: None,
 ) -> GpuLease:
     """``n`` clean GPUs, the best set that can be had within ``wait_s`` seconds and the driver's time to reclaim memory.
 
-    ``before_look`` is called once the GPUs are ours, before their memory is looked at. Raises NotClean, LeaseTimeout,
-    LockDirError, ValueError for more GPUs than there are, HostFault when NVML does not work at all, and whatever
-    ``before_look`` raises; then nothing is held.
+    ``before_look`` is called once the GPUs are ours, before their memory is looked at; ``check`` is for the wait, see
+    ``lease_gpus``. Raises NotClean, LeaseTimeout, LockDirError, ValueError for more GPUs than there are, HostFault when
+    NVML does not work at all, and whatever ``before_look`` or ``check`` raises; then nothing is held.
     """
     locks = Locks(test, directory)
     until = time.monotonic() + wait_s
@@ -58,7 +59,7 @@ def hand_out(
         if left.pick(left.uuids, n) is None:
             raise _none_left(choice, n, shut, avoided)
         try:
-            lease = lease_gpus(left, n, until - time.monotonic(), on_wait, test=test, directory=directory)
+            lease = lease_gpus(left, n, until - time.monotonic(), on_wait, test=test, directory=directory, check=check)
         except LeaseTimeout as error:
             if avoided:
                 error.args = (f"{error} Not taken: {'; '.join(avoided.values())}.",)
@@ -82,16 +83,24 @@ def hand_out(
 
 
 def take_back(
-    lease: GpuLease, room: CleanRoom, what: str, *, test: str = "", ours: Mapping[int, int] = MappingProxyType({})
+    lease: GpuLease,
+    room: CleanRoom,
+    what: str,
+    *,
+    test: str = "",
+    ours: Mapping[int, int] = MappingProxyType({}),
+    others: Sequence[str] = (),
 ) -> str | None:
     """Give GPUs back once they are clean again; what did not come back, in one line, or None.
 
     ``ours`` are the processes that used them by this lease (pid → start time): memory that only they have (or that
-    nobody has) is a leak of ``what``, and its GPU goes into quarantine. Raises LockDirError, and HostFault when NVML
-    does not work at all; the lease is over in any case.
+    nobody has) is a leak of ``what``, and its GPU goes into quarantine. ``others`` are the GPUs of this rig, one of
+    which is looked at when none of ours answers. Raises LockDirError, and HostFault when NVML does not work at all;
+    the lease is over in any case.
     """
     try:
         dirt = room.wait(lease.uuids)
+        _blame_the_host(dirt, lease, others, room)
         for one in dirt:
             if one.fault is not None or not one.strangers(ours):
                 outcome, reason = _reason(one)
@@ -117,30 +126,34 @@ def _inspect(lease: GpuLease, left: GpuChoice, n: int, room: CleanRoom) -> list[
     to hold the memory, and where there is no other GPU to take instead.
     """
     dirt = room.look(lease.uuids)
-    faults = [one for one in dirt if one.fault is not None]
-    if len(faults) == len(lease.uuids):
-        _blame_the_host(faults, [uuid for uuid in left.uuids if uuid not in lease.uuids][:1], room)
     rest = left.without([one.uuid for one in dirt])
     others = rest.pick(rest.uuids, n) is not None
-    now, later = [(one, True) for one in faults], []
+    if others or not all(one.hangs for one in dirt):
+        _blame_the_host(dirt, lease, left.uuids, room)
+    now, later = [], []
     for one in dirt:
-        if one.fault is None and others and one.strangers() and not _abandoned(lease, one.uuid):
+        if one.fault is not None and (others or not one.hangs):
+            now.append((one, True))
+        elif one.fault is None and others and one.strangers() and not _abandoned(lease, one.uuid):
             now.append((one, False))
-        elif one.fault is None:
+        else:
             later.append(one.uuid)
     if now:
         return now  # other GPUs are taken instead, and whoever gets these next waits for them
-    return [
-        (one, one.fault is not None or not one.strangers(doubt=not _abandoned(lease, one.uuid)))
-        for one in room.wait(later)
-    ]
+    found = room.wait(later)
+    _blame_the_host(found, lease, left.uuids, room)
+    return [(one, one.fault is not None or not one.strangers(doubt=not _abandoned(lease, one.uuid))) for one in found]
 
 
-def _blame_the_host(faults: Sequence[Dirt], another: Sequence[str], room: CleanRoom) -> None:
+def _blame_the_host(dirt: Sequence[Dirt], lease: GpuLease, all_of_them: Sequence[str], room: CleanRoom) -> None:
     """When no GPU answers, of several, NVML itself is broken, and none of them is to blame: raises the fault."""
-    others = [one.fault for one in room.look(another)]
-    if faults[0].fault is not None and (any(others) if another else len(faults) > 1):
-        raise faults[0].fault
+    faults = [one.fault for one in dirt if one.fault is not None]
+    if len(faults) < len(lease.uuids):
+        return
+    another = [uuid for uuid in all_of_them if uuid not in lease.uuids][:1]
+    silent = any(one.fault for one in room.look(another)) if another else len(faults) > 1
+    if silent:
+        raise faults[0]
 
 
 def _abandoned(lease: GpuLease, uuid: str) -> bool:

@@ -39,6 +39,8 @@ def lock_dir() -> Path:
         if not os.path.lexists(path):
             try:
                 _make(path)
+            except FileExistsError:
+                pass  # another first run was faster: both must get the same folder
             except OSError:
                 continue
         return usable(path, ours=True)
@@ -48,7 +50,8 @@ def lock_dir() -> Path:
 def usable(path: Path, *, ours: bool = False) -> Path:
     """The folder itself, made if it is not there; raises LockDirError unless every user may safely lock in it.
 
-    ``ours`` says that nobody but this plugin makes the folder: if we own it, its mode is set right.
+    ``ours`` says that nobody but this plugin makes the folder: if we own it, its mode is set right. Such a folder may
+    belong to whoever ran first (``mounts.findings`` tells that); one that was chosen must be root's or our own.
     """
     cure = f"Remove it, or set {ENV} to a folder that every user of these GPUs can write to (mode 1777)."
     if not os.path.lexists(path):
@@ -83,7 +86,39 @@ def usable(path: Path, *, ours: bool = False) -> Path:
             )
         if not os.access(path, os.W_OK | os.X_OK):
             raise LockDirError(f"The lock folder {path} cannot be written to by uid {os.geteuid()}. {cure}")
+        owner = foreign_owner(info)
+        if owner is not None and not ours and os.fspath(path) not in DEFAULTS:
+            raise LockDirError(
+                f"The lock folder {path} belongs to uid {owner}, who can remove the lock files of others in it. "
+                f"Let root own it (`chown root {path}`). {cure}"
+            )
         return path
+
+
+def foreign_owner(info: os.stat_result) -> int | None:
+    """The ordinary user, and not we, who owns a folder: the sticky bit does not keep its owner from removing files.
+
+    None too where the owner is not known: root outside of our user namespace looks like any user without a number here.
+    """
+    if info.st_uid in (0, os.geteuid()) or (info.st_uid == _overflow_uid() and not _all_uids()):
+        return None
+    return info.st_uid
+
+
+def _overflow_uid() -> int:
+    """What the kernel shows for owners that have no number in our user namespace."""
+    try:
+        return int(Path("/proc/sys/kernel/overflowuid").read_text())
+    except (OSError, ValueError):
+        return 65534
+
+
+def _all_uids() -> bool:
+    """Whether every user of the machine has a number here: not in a user namespace of our own."""
+    try:
+        return Path("/proc/self/uid_map").read_text().split()[-1:] == ["4294967295"]
+    except OSError:
+        return True
 
 
 def _make(path: Path) -> None:

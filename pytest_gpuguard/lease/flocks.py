@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 from . import keeper
 from .dirs import ENV, LockDirError, lock_dir
 from .keeper import open_lock, same_file
+from .pids import is_there
 from .warden import read_proc
 
 POLL_S: Final = 0.1
@@ -59,6 +60,8 @@ class Holder:
             who += f" on {self.host}"
         elif not self.lives:
             who += " (gone; what it started still holds the lock)"
+        elif read_proc(self.pid) is None:
+            who += " (not visible from here)"
         if self.test:
             who += f", {self.test}"
         if self.since is not None:
@@ -67,9 +70,11 @@ class Holder:
 
     @property
     def lives(self) -> bool:
-        """Whether that very process is there, as far as can be seen from here."""
-        now = read_proc(self.pid) if self.pid is not None else None
-        return now is not None and not now.dead and self.start_time in (None, now.start)
+        """Whether that very process is there, as far as can be seen from here: /proc may hide it from us."""
+        if self.pid is None:
+            return False
+        now = read_proc(self.pid)
+        return is_there(self.pid) if now is None else not now.dead and self.start_time in (None, now.start)
 
 
 def told(record: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
@@ -187,7 +192,7 @@ class Locks:
                     os.close(fd)
                     return None
                 if same_file(fd, path):
-                    before = _record(fd)
+                    before = read_record(fd)
                     write_record(fd, self.signature() if record is None else record)
                     return fd, before
                 os.close(fd)  # the file was replaced meanwhile (a cleaner of old files): this lock excludes nobody
@@ -220,7 +225,7 @@ class Locks:
         except OSError:
             return {}
         try:
-            return _record(fd)
+            return read_record(fd)
         finally:
             os.close(fd)
 
@@ -271,7 +276,8 @@ def wait_for(
         time.sleep(min(POLL_S, max(0.001, wait_s - waited)))
 
 
-def _record(fd: int) -> dict[str, Any]:
+def read_record(fd: int) -> dict[str, Any]:
+    """What a lock file says; empty when that cannot be read."""
     try:
         found = json.loads(os.pread(fd, _MOST_BYTES, 0))
     except (OSError, ValueError, RecursionError):

@@ -10,7 +10,7 @@ import os
 import re
 import time
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +29,7 @@ from .flocks import (
     Locks,
     OnWait,
     boot_id,
+    read_record,
     write_record,
 )
 from .keeper import same_file
@@ -66,10 +67,13 @@ class GpuLease(HeldLocks):
         return not self.released and all(same_file(fd, self._files[uuid]) for uuid, fd in self._locks.items())
 
     def end(self, how: str) -> None:
-        """Give the GPUs back in order; ``how`` is "clean", "unused" or "dirty", for whoever has them next."""
+        """Give the GPUs back in order; ``how`` is "clean", "unused" or "dirty", for whoever has them next.
+
+        The record still tells who had them: what they started may hold the locks for longer.
+        """
         if not self.released:
             for fd in self._locks.values():
-                write_record(fd, {"ended": how, "at": time.time(), "boot": boot_id()})
+                write_record(fd, {**read_record(fd), "ended": how, "at": time.time(), "boot": boot_id()})
         self.release()
 
     def give_back(self) -> None:
@@ -98,12 +102,14 @@ def lease_gpus(
     *,
     test: str = "",
     directory: Path | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> GpuLease:
     """Reserve ``n`` of the candidate GPUs, the best set that is free, waiting at most ``wait_s`` seconds.
 
     Waiters are served in their order; a request that cannot be served yet may be passed a few times by smaller ones
     (``fifo.turns``). ``on_wait(holders, waited_s)`` is called at the first wait and every 30 s; holders with
-    ``wants`` wait before us. Whether the GPUs are *clean* is another question: see ``cleanroom``. Raises LeaseTimeout,
+    ``wants`` wait before us. ``check()`` is called before each look, about once a second: what it raises ends the
+    wait, and nothing is held. Whether the GPUs are *clean* is another question: see ``cleanroom``. Raises LeaseTimeout,
     which names the holders; LeaseDeadlock when waiting could never end; ValueError when no set of candidates would do;
     LockDirError; UnsupportedPlatform.
     """
@@ -112,7 +118,7 @@ def lease_gpus(
         raise ValueError(f"{n} of {len(choice.uuids)} candidate GPUs cannot be leased")
     waiter = _Waiter(Locks(test, directory), choice, n)
     try:
-        return waiter.wait(max(wait_s, PATIENCE_S), on_wait)
+        return waiter.wait(max(wait_s, PATIENCE_S), on_wait, check)
     finally:
         waiter.close()
 
@@ -149,11 +155,12 @@ class _Waiter:
         self._since = time.monotonic()
         self._holds = tuple(uuid for lease in list(_OURS) if lease.held_here for uuid in lease.uuids)
 
-    def wait(self, wait_s: float, on_wait: OnWait | None) -> GpuLease:
+    def wait(self, wait_s: float, on_wait: OnWait | None, check: Callable[[], None]) -> GpuLease:
         """Look, wait, look again."""
         began = time.monotonic()
         next_notice = 0.0
         while True:
+            check()
             lease = self._answer() or self._look()
             if lease is not None:
                 return lease
@@ -240,7 +247,7 @@ class _Waiter:
 
     def _call(self, waiting: Mapping[int, Ticket], found: Mapping[int, Turn], now: float) -> None:
         """Call those of the others whose turn it is."""
-        self._book.note_passed([number for turn in found.values() for number in turn.passes], waiting)
+        self._book.note_passed([number for turn in found.values() for number in turn.passes])
         for number, turn in found.items():
             if number in waiting:
                 waiting[number].call(turn.take, now)

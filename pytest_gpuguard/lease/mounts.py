@@ -1,4 +1,4 @@
-"""Notices a lock folder that others who use the same GPUs probably do not see: private ones of containers and services.
+"""Notices a lock folder that others who use the same GPUs probably do not see, or whose owner could remove the locks.
 
 Guesses from what /proc tells, for a person to read: it decides nothing, and never fails.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ..facts.holders import host_pids
-from .dirs import DEFAULTS, ENV
+from .dirs import DEFAULTS, ENV, foreign_owner
 
 _ESCAPE: Final = re.compile(r"\\([0-7]{3})")
 #: flock on these excludes nobody on other machines, or nobody at all.
@@ -105,7 +105,7 @@ def _cgroups() -> str:
 
 
 def findings(folder: Path) -> list[str]:
-    """Why others may not see the locks in this folder, one line each; empty when nothing is known against it."""
+    """Why the locks in this folder may keep nobody out, one line each; empty when nothing is known against it."""
     path = os.path.realpath(folder)
     mounts = _mounts("self")
     mount = mount_of(path, mounts)
@@ -115,6 +115,12 @@ def findings(folder: Path) -> list[str]:
             f"{path} is another folder for the rest of this machine (a mount namespace of our own): "
             f"others do not see who has which GPU"
         )
+    try:
+        owner = foreign_owner(os.stat(path))
+    except OSError:
+        owner = None
+    if owner is not None:
+        found.append(f"{path} belongs to uid {owner}, who can remove locks: let root make it (mode 1777)")
     shared = DEFAULTS[0]
     if os.environ.get(ENV) and os.path.isdir(shared) and os.path.realpath(shared) != path:
         found.append(f"{ENV} is set, and {shared} is there too: who does not set it locks there, and not here")

@@ -6,6 +6,7 @@ A boot with ``--device cpu`` takes the slot ``CPU_SERVER``, so that ``-n 2`` nev
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -29,8 +30,9 @@ def lease_slot(
     *,
     test: str = "",
     directory: Path | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> SlotLease:
-    """Take the slot, waiting at most ``wait_s`` seconds; ``on_wait`` as in ``lease_gpus``.
+    """Take the slot, waiting at most ``wait_s`` seconds; ``on_wait`` and ``check`` as in ``lease_gpus``.
 
     Raises LeaseTimeout, which names the holder; ValueError for a name that is no plain word; LockDirError;
     UnsupportedPlatform.
@@ -41,6 +43,7 @@ def lease_slot(
     file = f"slot-{name}"
 
     def take() -> SlotLease | None:
+        check()
         fd = locks.attempt(file)
         return None if fd is None else SlotLease(name, fd)
 

@@ -5,8 +5,8 @@ It must never choose more than fits by its own estimate; whether that was right 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from typing import Any, Final
 
 from ..names import OUT_OF_BUDGET
@@ -23,6 +23,8 @@ SAME: Final = "verified on this very stack"
 STUCK: Final = "that earlier runs could not verify"
 TEST: Final = "without a claim"
 _CLASS: Final[Mapping[str, int]] = {NEW: 0, CHANGED: 1, SAME: 2, STUCK: 2, TEST: 2}
+#: The class of everything else, to plan by.
+LAST: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +53,31 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """A test that was chosen: what it takes by itself, and besides a boot that is up already, in seconds."""
+    """A test with a share: what it takes by itself, and besides a boot that is up already, in seconds.
+
+    ``rank`` is that of its value, smaller is worth more; ``server`` and ``uses`` are those of its ``Work``.
+    """
 
     seconds: float
     beside_boot: float
     kind: str
+    rank: tuple[int, float] = (0, 0.0)
+    server: str | None = None
+    uses: bool = False
+
+    @staticmethod
+    def of(one: Candidate) -> Selected:
+        """What is kept of a candidate."""
+        took, value = one.expected, one.value
+        return Selected(took.seconds, took.beside_boot, value.kind, value.rank, one.work.server, one.work.uses)
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A test that was not chosen, and the fact to tell of it."""
+    """A test that was not chosen, the fact to tell of it, and what it would be if it were chosen."""
 
     fact: str
-    kind: str
+    test: Selected
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +92,23 @@ class Selection:
         """JSON-able form, read back by ``from_dict``."""
         return {
             "expected_s": self.expected_s,
-            "chosen": {name: [one.seconds, one.beside_boot, one.kind] for name, one in self.chosen.items()},
-            "left_out": {name: [one.fact, one.kind] for name, one in self.left_out.items()},
+            "chosen": {name: astuple(one) for name, one in self.chosen.items()},
+            "left_out": {name: [one.fact, astuple(one.test)] for name, one in self.left_out.items()},
         }
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Selection:
         """The selection that ``to_dict`` wrote."""
         return Selection(
-            {name: Selected(*one) for name, one in data["chosen"].items()},
-            {name: LeftOut(*one) for name, one in data["left_out"].items()},
+            {name: _selected(one) for name, one in data["chosen"].items()},
+            {name: LeftOut(fact, _selected(one)) for name, (fact, one) in data["left_out"].items()},
             data["expected_s"],
         )
+
+
+def _selected(data: Sequence[Any]) -> Selected:
+    seconds, beside_boot, kind, (place, since), server, uses = data
+    return Selected(seconds, beside_boot, kind, (place, since), server, uses)
 
 
 def value_of(
@@ -110,12 +129,20 @@ def value_of(
     return Value(SAME, f"{seen.verdict} on this very stack {_ago(now - seen.when)}", since)
 
 
-def select(candidates: Iterable[Candidate], budget_s: float, gpus: Sequence[str], workers: int = 1) -> Selection:
+def select(
+    candidates: Iterable[Candidate],
+    budget_s: float,
+    gpus: Sequence[str],
+    workers: int = 1,
+    left_s: float | None = None,
+) -> Selection:
     """The most valuable tests that fit into ``budget_s`` seconds on these GPUs and so many workers.
 
+    ``left_s`` is how much of that is left, in seconds; without it nothing is spent yet.
     By value, then by what each adds: one that can join the server of a chosen one adds no boot. A test that does not
     fit is passed over for one that does. The order of ``candidates`` makes no difference.
     """
+    room_s = budget_s if left_s is None else max(min(left_s, budget_s), 0.0)
     everyone = sorted(candidates, key=lambda one: one.work.nodeid)
     chosen: list[Candidate] = []
     expected_s = 0.0
@@ -125,7 +152,7 @@ def select(candidates: Iterable[Candidate], budget_s: float, gpus: Sequence[str]
         spared = _spared(chosen)
         best = min(waiting, key=lambda one: (*one.value.rank, _adds(one, spared), one.work.nodeid))
         waiting.remove(best)
-        length = estimate([one.work for one in (*chosen, best)], gpus, workers, at_most=budget_s)
+        length = estimate([one.work for one in (*chosen, best)], gpus, workers, at_most=room_s)
         if length is None:
             refused.append(best)
             continue
@@ -138,11 +165,14 @@ def select(candidates: Iterable[Candidate], budget_s: float, gpus: Sequence[str]
     taken = {id(one) for one in chosen}
     rest = [one for one in everyone if id(one) not in taken]
     small = min((one.expected.seconds for one in rest), default=0.0)
-    none = "" if chosen else f"; no claim fits into {span(budget_s)}, the cheapest needs {span(small)}"
+    room = span(budget_s) if small > budget_s else f"the {span(room_s)} that are left of {span(budget_s)}"
+    none = "" if chosen else f"; no claim fits into {room}, the cheapest needs {span(small)}"
     return Selection(
-        {one.work.nodeid: Selected(one.expected.seconds, one.expected.beside_boot, one.value.kind) for one in chosen},
+        {one.work.nodeid: Selected.of(one) for one in chosen},
         {
-            one.work.nodeid: LeftOut(f"{OUT_OF_BUDGET}: expected {one.expected}; {one.value.why}{none}", one.value.kind)
+            one.work.nodeid: LeftOut(
+                f"{OUT_OF_BUDGET}: expected {one.expected}; {one.value.why}{none}", Selected.of(one)
+            )
             for one in rest
         },
         expected_s,
@@ -168,6 +198,73 @@ def estimate(works: Sequence[Work], gpus: Sequence[str], workers: int, at_most: 
     plans = (simulate(sorted(units, key=order), gpus, workers) for order in orders)
     lengths = (max((one.end for one in planned), default=0.0) for planned in plans)
     return next((length for length in lengths if length <= at_most), None)
+
+
+def has_room(test: Selected, before: Sequence[Selected], left_s: float, up: str | None = None) -> bool:
+    """Whether a test fits into ``left_s`` seconds, one after the other with those of ``before`` that themselves fit.
+
+    ``before`` are still to come, and worth more. ``up`` is the server that is up already.
+    """
+    if _one_by_one([test, *before], up) <= left_s:
+        return True
+    booted, taken = {up}, 0.0
+
+    def adds(one: Selected) -> float:
+        return one.beside_boot if one.server is not None and one.server in booted else one.seconds
+
+    for one in sorted(before, key=lambda one: one.rank):
+        if taken + adds(one) <= left_s:
+            taken += adds(one)
+            booted.add(one.server)
+    return taken + adds(test) <= left_s
+
+
+def _one_by_one(tests: Sequence[Selected], up: str | None) -> float:
+    """How long these tests take without workers, in seconds, as a selection counts them."""
+    joining = [one for one in tests if up is not None and one.server == up]
+    works = [
+        Work(index, "", 1, one.seconds, False, False, one.server, one.uses, None, one.seconds - one.beside_boot)
+        for index, one in enumerate(tests)
+        if up is None or one.server != up
+    ]
+    return sum(one.beside_boot for one in joining) + sum(unit.seconds for unit in units_of(works))
+
+
+def by_value(names: Sequence[str], servers: Sequence[Hashable], selection: Selection) -> list[int]:
+    """The order to run tests in, as places in ``names``: estimates may be short, so the most valuable go first.
+
+    Tests side by side that share a server (equal in ``servers``, None for none) stay together, in the place of the
+    best of them. What was left out comes last, and what the budget is not for stays where it is.
+    """
+    blocks: list[list[int]] = []
+    for index, server in enumerate(servers):
+        if index and server is not None and server == servers[index - 1]:
+            blocks[-1].append(index)
+        else:
+            blocks.append([index])
+    chosen: list[tuple[tuple[int, float], list[int]]] = []
+    left_out: list[tuple[tuple[int, float], list[int]]] = []
+    places: set[int] = set()
+    for place, block in enumerate(blocks):
+        inside = [selection.chosen[names[index]].rank for index in block if names[index] in selection.chosen]
+        out = [index for index in block if names[index] in selection.left_out]
+        if inside:
+            chosen.append((min(inside), [index for index in block if index not in out]))
+        if out:
+            best = min(selection.left_out[names[index]].test.rank for index in out)
+            left_out.append((best, out if inside else block))
+        if inside or out:
+            places.add(place)
+    moved = [block for group in (chosen, left_out) for _, block in sorted(group, key=lambda one: one[0])]
+    found: list[int] = []
+    for place, block in enumerate(blocks):
+        if place not in places:
+            found += block
+            continue
+        take = 1 if place != max(places) else len(moved)
+        found += [index for one in moved[:take] for index in one]
+        del moved[:take]
+    return found
 
 
 def _spared(chosen: Iterable[Candidate]) -> dict[str, bool]:

@@ -33,11 +33,14 @@ NO_STEPWISE: Final = (
 def check_options(config: pytest.Config) -> None:
     """Refuse what cannot go together. Raises pytest.UsageError."""
     option = config.option
+    workers = getattr(option, "numprocesses", None)
+    if workers == 0 or (workers in ("auto", "logical") and option.usepdb):
+        return  # xdist runs no workers then, whatever else is given
     if getattr(option, "distload", False) or getattr(option, "dist", "no") != "no":
         given = "-d" if option.distload else f"--dist {option.dist}"
         raise pytest.UsageError(OWN_DISTRIBUTION.format(given=given))
     stepwise = any(getattr(option, name, False) for name in ("stepwise", "stepwise_skip", "stepwise_reset"))
-    if getattr(option, "numprocesses", None) and stepwise:
+    if workers and stepwise:
         raise pytest.UsageError(NO_STEPWISE)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,9 +41,14 @@ def leases(item: pytest.Item) -> bool:
     return declared or not (_LEASES | _BOOTS).isdisjoint(getattr(item, "fixturenames", ()))
 
 
+def is_known(item: pytest.Item) -> bool:
+    """Whether anything is known of a test that a plan can use."""
+    return CLAIM in item.stash or GATE in item.stash or leases(item)
+
+
 def work_of(runner: Runner, index: int, item: pytest.Item) -> Work:
     """One test as the planner sees it. A test that is not evaluated here takes no GPU and no time."""
-    if not leases(item) and CLAIM not in item.stash and GATE not in item.stash:
+    if not is_known(item):
         return Work(index, item.nodeid, 0, PLAIN_TEST_SECONDS)
     if not _runs(runner, item):
         return Work(index, item.nodeid, 0, 0.0)
@@ -70,9 +76,19 @@ def work_of(runner: Runner, index: int, item: pytest.Item) -> Work:
     )
 
 
+def is_skipped(item: pytest.Item) -> bool:
+    """Whether a mark skips a test, by pytest's own evaluation; also when a mark cannot be evaluated, which fails it."""
+    from _pytest.skipping import evaluate_skip_marks
+
+    try:
+        return evaluate_skip_marks(item) is not None
+    except (pytest.fail.Exception, TypeError):
+        return True
+
+
 def _runs(runner: Runner, item: pytest.Item) -> bool:
     """Whether a test will be evaluated here."""
-    if next(item.iter_markers("skip"), None) is not None:
+    if is_skipped(item):
         return False
     budget = runner.memory.budget
     if budget is not None and budget.left_out(item.nodeid) is not None:
@@ -93,14 +109,16 @@ def _server(evaluation: Evaluation, choice: GpuChoice | None, exclusive: bool) -
 
 def write_works(folder: Path, runner: Runner, items: Sequence[pytest.Item]) -> None:
     """Describe the tests, unless another worker has done so: needs ask rig and stacks, once is enough."""
+    budget = runner.memory.budget
 
     def ask() -> list[dict[str, Any]]:
         found = []
         for index, item in enumerate(items):
             try:
-                found.append(to_dict(work_of(runner, index, item)))
+                work = work_of(runner, index, item)
             except Exception:  # hooks of a conftest, hosts with faults: the test itself will tell
-                found.append(to_dict(Work(index, item.nodeid, 0, PLAIN_TEST_SECONDS)))
+                work = Work(index, item.nodeid, 0, PLAIN_TEST_SECONDS)
+            found.append(to_dict(work if budget is None else replace(work, urgency=budget.urgency(item.nodeid))))
         return found
 
     asked_once(folder / TESTS, ask)
@@ -130,6 +148,7 @@ def to_dict(work: Work) -> dict[str, Any]:
         "uses": work.uses,
         "choice": work.choice.to_dict() if work.choice is not None else None,
         "boot_seconds": work.boot_seconds,
+        "urgency": work.urgency,
     }
     return {key: value for key, value in data.items() if value is not None and value is not False}
 

@@ -17,6 +17,7 @@ from .plan import BESIDE_BOOT
 if TYPE_CHECKING:
     from ..claims.claim import Claim
     from ..claims.observation import Observation
+    from ..claims.series import Baseline
     from ..facts.gpu import Rig
     from ..facts.stack import Stack
 
@@ -63,6 +64,9 @@ class History(Protocol):
 
     def expected_seconds(self, claim_id: str) -> Seconds | None:
         """How long it takes; None when nobody has measured it."""
+
+    def baseline(self, claim_id: str, subject: str, parts: Mapping[str, str | None]) -> Baseline | None:
+        """The highest rate of a load that was surely reached on such GPUs; None when none was verified yet."""
 
 
 @dataclass(frozen=True, slots=True)

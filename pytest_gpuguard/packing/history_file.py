@@ -8,14 +8,18 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain, count
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 from ..claims.judgement import Verdict
+from ..claims.series import Baseline
+from ..claims.stats import interval
 from ..files import make_own_folder
+from ..xdist import STOPPED
 from .history import Attempts, Seconds, Seen, key_of
 
 #: Verdicts that say something about the claim. All others leave open whether it holds.
@@ -37,6 +41,7 @@ class _Entry:
     attempts: Attempts = field(default_factory=Attempts)
     boot_s: tuple[float, ...] = ()
     rest_s: tuple[float, ...] = ()
+    rates: Mapping[str, Baseline] = field(default_factory=dict)
 
     @property
     def latest(self) -> float:
@@ -51,25 +56,37 @@ class _Entry:
             "unverified": {"runs": self.attempts.number, "when": self.attempts.when},
             "boot_s": list(self.boot_s),
             "rest_s": list(self.rest_s),
+            "rates": {name: {"rate": one.rate, "when": one.when} for name, one in sorted(self.rates.items())},
         }
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> _Entry:
-        """Raises ValueError, TypeError, KeyError or AttributeError for what this version did not write."""
+        """Raises ValueError, TypeError, KeyError, AttributeError, OverflowError for what this version did not write."""
         seen = None
         if data["verdict"] is not None:
             parts = {str(name): None if one is None else str(one) for name, one in data["parts"].items()}
             if data["verdict"] not in VERIFIED:
                 raise ValueError(f"{data['verdict']!r} is no verdict that counts")
             seen = Seen(data["verdict"], _number(data["when"]), parts)
-        attempts = Attempts(int(data["unverified"]["runs"]), _number(data["unverified"]["when"]))
-        return _Entry(seen, attempts, tuple(map(_number, data["boot_s"])), tuple(map(_number, data["rest_s"])))
+        attempts = Attempts(_count(data["unverified"]["runs"]), _number(data["unverified"]["when"]))
+        rates = {
+            str(name): Baseline(_number(one["rate"]), _number(one["when"]))
+            for name, one in data.get("rates", {}).items()
+        }
+        boot_s, rest_s = (tuple(map(_number, data[name])) for name in ("boot_s", "rest_s"))
+        return _Entry(seen, attempts, boot_s, rest_s, rates)
 
 
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         raise ValueError(f"{value!r} is no time")
     return float(value)
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{value!r} is no number of runs")
+    return value
 
 
 class HistoryTooNew(ValueError):
@@ -98,6 +115,10 @@ class LocalHistory:
             return None
         return Seconds(median(entry.boot_s) if entry.boot_s else None, median(entry.rest_s))
 
+    def baseline(self, claim_id: str, subject: str, parts: Mapping[str, str | None]) -> Baseline | None:
+        """See ``History``."""
+        return self._entry(claim_id).rates.get(_on(subject, parts))
+
     def _entry(self, claim_id: str) -> _Entry:
         return self.entries.get(claim_id, _Entry())
 
@@ -120,14 +141,16 @@ def write_history(
     results: Iterable[Mapping[str, Any]],
     stops: Mapping[str, float],
     now: float,
-    tests: Mapping[str, float] | None = None,
+    tests: Mapping[str, float | None] | None = None,
+    chosen: Collection[str] = (),
 ) -> str | None:
     """Add one run: its payloads, how long each test's teardown took (by node id, seconds), and its end (epoch).
 
-    ``tests`` are others that ran, which have no verdict: how long each took in all. What another run has written
-    meanwhile is kept. Returns what was wrong, in one line; never raises for that.
+    ``tests`` are others that ran, which have no verdict: how long each took in all, None for one that skipped itself.
+    ``chosen`` are those that a budget chose: also a skip of theirs is an attempt, else it would take every budget.
+    What another run has written meanwhile is kept. Returns what was wrong, in one line; never raises for that.
     """
-    updates = [one for one in sorted(results, key=lambda one: str(one["nodeid"])) if _counts(one)]
+    updates = [one for one in sorted(results, key=lambda one: str(one["nodeid"])) if _counts(one, chosen)]
     if not updates and not tests:
         return None
     from filelock import FileLock
@@ -146,7 +169,8 @@ def write_history(
                 key = key_of(data["claim"], data["nodeid"])
                 entries[key] = _updated(entries.get(key, _Entry()), data, stops.get(data["nodeid"], 0.0), now)
             for nodeid, seconds in (tests or {}).items():
-                rest = (*entries.get(nodeid, _Entry()).rest_s, round(seconds, 2))[-SAMPLES:]
+                known = entries.get(nodeid, _Entry()).rest_s
+                rest = known if seconds is None else (*known, round(seconds, 2))[-SAMPLES:]
                 entries[nodeid] = _Entry(attempts=Attempts(0, now), rest_s=rest)
             _write(file, {key: one for key, one in entries.items() if one.latest > now - _FORGET_S})
     except (OSError, HistoryTooNew) as error:
@@ -154,16 +178,21 @@ def write_history(
     return aside
 
 
-def _counts(data: Mapping[str, Any]) -> bool:
+def _counts(data: Mapping[str, Any], chosen: Collection[str]) -> bool:
     """Whether a verdict is to be noted: never a rehearsed one, nor one for which nothing was tried."""
-    tried = data["verdict"] != Verdict.NOT_EVALUATED.value or (data.get("seconds") or {}).get("boot") is not None
-    return tried and data.get("label") is None
+    if data.get("label") is not None:
+        return False
+    skipped = data.get("reason") == "skip" and not str(data.get("fact")).endswith(STOPPED)
+    booted = (data.get("seconds") or {}).get("boot") is not None
+    return data["verdict"] != Verdict.NOT_EVALUATED.value or booted or (skipped and data["nodeid"] in chosen)
 
 
 def _updated(entry: _Entry, data: Mapping[str, Any], stop_s: float, now: float) -> _Entry:
     verdict, seconds = data["verdict"], data.get("seconds")
     if verdict in VERIFIED:
-        entry = replace(entry, seen=Seen(verdict, now, dict(data.get("parts") or {})), attempts=Attempts())
+        parts = dict(data.get("parts") or {})
+        rates = _rates(entry.rates, data.get("rates") or {}, parts, now)
+        entry = replace(entry, seen=Seen(verdict, now, parts), attempts=Attempts(), rates=rates)
     else:
         entry = replace(entry, attempts=Attempts(entry.attempts.number + 1, now))
     if verdict in _UNTIMED or seconds is None:
@@ -176,6 +205,23 @@ def _updated(entry: _Entry, data: Mapping[str, Any], stop_s: float, now: float) 
         boot_s=(*entry.boot_s, round(boot + stop_s, 2))[-SAMPLES:],
         rest_s=(*entry.rest_s, rest)[-SAMPLES:],
     )
+
+
+def _on(subject: str, parts: Mapping[str, str | None]) -> str:
+    return f"{subject} on {parts.get('gpus') or 'no GPU'}"
+
+
+def _rates(
+    known: Mapping[str, Baseline], rates: Mapping[str, Any], parts: Mapping[str, str | None], now: float
+) -> dict[str, Baseline]:
+    """What was known, with what this run verified for the first time, or surely faster than ever before."""
+    found = dict(known)
+    for subject, data in rates.items():
+        reached = interval(data["samples"]) if data.get("verdict") == Verdict.HOLDS.value else None
+        before = found.get(_on(subject, parts))
+        if reached is not None and (before is None or reached.low > before.rate):
+            found[_on(subject, parts)] = Baseline(round(reached.center, 4), now)
+    return found
 
 
 def _read(file: Path) -> dict[str, _Entry]:
@@ -192,7 +238,7 @@ def _read(file: Path) -> dict[str, _Entry]:
         return {str(key): _Entry.from_dict(one) for key, one in data["claims"].items()}
     except HistoryTooNew:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, ArithmeticError) as error:
         raise ValueError(f"it is no history ({type(error).__name__}: {error})") from None
 
 
@@ -208,7 +254,9 @@ def _write(file: Path, entries: Mapping[str, _Entry]) -> None:
 
 
 def _put_aside(file: Path, error: Exception) -> str:
-    broken = file.with_name(f"{file.name}.broken")
+    """The lock must be held. One that was put aside before stays: it may be all that is left of many runs."""
+    names = chain([f"{file.name}.broken"], (f"{file.name}.broken-{number}" for number in count(2)))
+    broken = next(one for one in map(file.with_name, names) if not os.path.lexists(one))
     file.replace(broken)
     return f"a new history was begun: {_why(file, error)}; it is kept as {broken.name}"
 

@@ -5,7 +5,7 @@ It must never ask for facts that nothing else needs: a test that needs no stack 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -18,6 +18,7 @@ from .history_file import LocalHistory, history_file, read_history
 
 if TYPE_CHECKING:
     from ..boots import LiveBoot
+    from ..claims.series import Baseline
     from ..run import Runner
     from .budgeted import Budgeted
 
@@ -67,6 +68,10 @@ class Memory:
         except (HostFault, StackAbsent, StackError):
             pass  # told by the verdict
         return parts_of(stack, rig)
+
+    def baselines(self, item: pytest.Item) -> Callable[[str], Baseline | None]:
+        """Answers what rate of a load is known from before, by the expectation's subject."""
+        return lambda subject: self.history.baseline(self.key(item), subject, self.parts(item))
 
     # ----------------------------------------------------------------------------------------------------------- times
 

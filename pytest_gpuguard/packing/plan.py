@@ -225,7 +225,7 @@ def simulate(order: Sequence[Unit], gpus: Sequence[str], workers: int) -> list[P
 def plan(units: Sequence[Unit], gpus: Sequence[str], workers: int, seed: int = 0) -> list[Unit]:
     """The units in the order to start them in: the best of several by simulated makespan, found in SEARCH_S seconds.
 
-    Never worse than the order that they are given in.
+    Never worse than the order that they are given in. More urgent ones come first, whatever that costs.
     """
     deadline = time.monotonic() + SEARCH_S
     every = len(gpus)
@@ -239,17 +239,23 @@ def plan(units: Sequence[Unit], gpus: Sequence[str], workers: int, seed: int = 0
         sorted(units, key=lambda unit: (unit.exclusive, -unit.seconds)),
     ]
     # The given order is always among them, and the search ends at the bound: no order can be better.
-    best, least = list(units), _length(simulate(units, gpus, workers))
+    best = _urgent_first(units)
+    least = _length(simulate(best, gpus, workers))
     enough = bound(units, len(gpus), workers) * (1 + 1e-9)
     chance = random.Random(seed)
     for number in range(ORDERS):
         if least <= enough or time.monotonic() > deadline:
             break
         order = orders[number] if number < len(orders) else _disturbed(best, chance)
+        order = _urgent_first(order)
         length = _length(simulate(order, gpus, workers))
         if length < least:
             best, least = order, length
     return best
+
+
+def _urgent_first(units: Iterable[Unit]) -> list[Unit]:
+    return sorted(units, key=lambda unit: unit.urgency)
 
 
 def _disturbed(order: Sequence[Unit], chance: random.Random) -> list[Unit]:

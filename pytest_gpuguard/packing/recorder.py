@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from .history_file import history_file, write_history
+
+if TYPE_CHECKING:
+    from .budgeted import Budgeted
 
 
 class Recorder:
     """Registered with the first verdict that is reported. ``results`` grow by themselves: payloads by node id."""
 
     def __init__(self, config: pytest.Config, results: Mapping[str, Mapping[str, Any]]) -> None:
+        self._config = config
         self._file = history_file(config.rootpath)
         self._results = results
         self._stops: dict[str, float] = {}
@@ -31,7 +35,9 @@ class Recorder:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
         """Write, after all reports have come in."""
-        self.problem = write_history(self._file, self._results.values(), self._stops, time.time())
+        budget: Budgeted | None = self._config.pluginmanager.get_plugin("gpuguard-budget")
+        chosen = budget.chosen if budget is not None else ()
+        self.problem = write_history(self._file, self._results.values(), self._stops, time.time(), chosen=chosen)
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:

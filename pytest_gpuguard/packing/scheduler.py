@@ -111,7 +111,7 @@ class PackedScheduling:
             if any(not work.plain for work in self._works):
                 self._gpus = self._gpus_of()
             workers = len(self._workers)
-            self._pending = plan(units_of(self._works), self._gpus, workers)
+            self._pending = plan(units_of(self._works, workers), self._gpus, workers)
             if self._pending:
                 self._say(self._works, self._pending, self._gpus, workers)
         if not self._collection:
@@ -143,15 +143,15 @@ class PackedScheduling:
 
     def remove_node(self, node: WorkerController) -> str | None:
         """A worker has ended. Returns the test that it crashed in; the others of its unit are run elsewhere."""
+        # Nothing is started yet: that the test has failed is reported only now, and may end the run (``-x``). The
+        # worker in its place starts what waits, and so does the next one that is done.
         worker = self._workers.pop(node)
         if worker.running is None:
-            self._dispatch()
             return None
         assert self._collection is not None
         crashed, *rest = worker.left
         if rest:
             self._pending.insert(0, replace(worker.running.unit, items=tuple(rest)))
-        self._dispatch()
         return self._collection[crashed]
 
     # -------------------------------------------------------------------------------------------------------- our own

@@ -17,6 +17,8 @@ BESIDE_BOOT: Final = 0.2
 #: Tests that lease nothing go to a worker together: as many of one module as take so long, and no more than so many.
 PLAIN_SECONDS: Final = 20.0
 PLAIN_TESTS: Final = 50
+#: Of all of them each worker is sent at least so many portions, if there are as many tests.
+PORTIONS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,7 @@ class Work:
 
     ``server`` is equal for tests that may share one boot; ``uses`` when the test's own code uses its server, so that
     nobody joins it later. ``boot_seconds`` is the part of ``seconds`` that the boot takes, None when unknown.
+    Where there is a budget ``urgency`` is the class of the test's value: smaller ones are worth more.
     """
 
     index: int
@@ -37,6 +40,7 @@ class Work:
     uses: bool = False
     choice: GpuChoice | None = None
     boot_seconds: float | None = None
+    urgency: int = 0
 
     @property
     def plain(self) -> bool:
@@ -54,6 +58,7 @@ class Unit:
     exclusive: bool = False
     cpu_server: bool = False
     choice: GpuChoice | None = None
+    urgency: int = 0
 
     @property
     def plain(self) -> bool:
@@ -61,18 +66,22 @@ class Unit:
         return not (self.gpus or self.cpu_server or self.exclusive)
 
 
-def units_of(works: Sequence[Work]) -> list[Unit]:
+def units_of(works: Sequence[Work], workers: int = 1) -> list[Unit]:
     """The tests in units: those that share a boot together, those that lease nothing by module, all others alone.
 
+    For several ``workers`` those that lease nothing go in smaller portions, so that all have some.
     Of the tests whose code uses a shared server one can end the unit; each further one boots its own. Every test is
     in one unit exactly, and the tests of a unit keep the order that they were given in.
     """
     units: list[tuple[int, Unit]] = []
     shared: dict[str, list[Work]] = {}
     plain: list[Work] = []
+    most_s = PLAIN_SECONDS
+    if workers > 1:
+        most_s = min(most_s, sum(work.seconds for work in works if work.plain) / (PORTIONS * workers))
     for work in works:
         if work.plain:
-            if plain and not _together(plain, work):
+            if plain and not _together(plain, work, most_s):
                 units.append((plain[0].index, _plain_unit(plain)))
                 plain = []
             plain.append(work)
@@ -90,14 +99,16 @@ def units_of(works: Sequence[Work]) -> list[Unit]:
     return [unit for _, unit in sorted(units, key=lambda one: one[0])]
 
 
-def _together(plain: Sequence[Work], work: Work) -> bool:
+def _together(plain: Sequence[Work], work: Work, most_s: float) -> bool:
     """Whether a test that leases nothing may join these: of one module, for its fixtures, and not too much."""
     same = plain[-1].nodeid.partition("::")[0] == work.nodeid.partition("::")[0]
-    return same and len(plain) < PLAIN_TESTS and sum(one.seconds for one in plain) + work.seconds <= PLAIN_SECONDS
+    same = same and plain[-1].urgency == work.urgency
+    return same and len(plain) < PLAIN_TESTS and sum(one.seconds for one in plain) + work.seconds <= most_s
 
 
 def _plain_unit(works: Sequence[Work]) -> Unit:
-    return Unit(tuple(work.index for work in works), 0, sum(work.seconds for work in works))
+    seconds = sum(work.seconds for work in works)
+    return Unit(tuple(work.index for work in works), 0, seconds, urgency=works[0].urgency)
 
 
 def _unit(works: Sequence[Work]) -> Unit:
@@ -108,6 +119,7 @@ def _unit(works: Sequence[Work]) -> Unit:
         any(work.exclusive for work in works),
         works[0].cpu_server,
         works[0].choice,
+        min(work.urgency for work in works),
     )
 
 

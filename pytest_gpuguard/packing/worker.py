@@ -48,9 +48,9 @@ class Announcer:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Write the file that the planner reads."""
         from ..plugin import runner_of
-        from .facts import leases, write_works
+        from .facts import is_known, write_works
 
-        if any(leases(item) for item in session.items):
+        if any(is_known(item) for item in session.items):
             write_works(self._folder, runner_of(session.config), session.items)
 
 

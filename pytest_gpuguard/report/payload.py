@@ -81,7 +81,11 @@ def payload(
         "prediction": dict(prediction) if prediction is not None else None,
         "remedies": list(last.remedies) if last else [],
         "resolved": last.resolved.as_dict() if last else None,
-        "samples": {name: list(values) for name, values in last.samples.items()} if last else {},
+        "samples": {name: list(one.samples) for name, one in last.series.items()} if last else {},
+        "rates": _rates(claim, judgements, last),
+        "answers": _answers(last),
+        "peak_gib": round(last.peak.gib, 3) if last is not None and last.peak is not None else None,
+        "warnings": [one.warning for one in judgements if one.warning is not None],
         "elapsed_s": round(last.elapsed_s, 2) if last is not None and last.elapsed_s is not None else None,
         "seconds": dict(seconds) if seconds is not None else None,
         "parts": dict(parts) if parts is not None else None,
@@ -90,3 +94,19 @@ def payload(
         "translated": list(translated),
         "gpus": list(last.gpus) if last else [],
     }
+
+
+def _answers(last: Observation | None) -> dict[str, Any] | None:
+    if last is None or last.answers is None:
+        return None
+    checks = [{"name": one.name, "ok": one.ok, "fact": one.fact} for one in last.answers.checks]
+    return {"level": last.answers.level, "checks": checks}
+
+
+def _rates(claim: Claim, judgements: Sequence[Judgement], last: Observation | None) -> dict[str, dict[str, Any]]:
+    """What was measured of each load, with the verdict on it."""
+    if last is None:
+        return {}
+    verdicts = {one.expectation: one.verdict.value for one in judgements}
+    labels = {one.subject: one.label for one in claim.expectations if one.subject in last.series}
+    return {name: {"verdict": verdicts.get(labels.get(name, "")), **one.as_dict()} for name, one in last.series.items()}

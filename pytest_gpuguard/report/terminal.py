@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from ..claims.rehearsal import NO_ANSWERS, NO_SPEED
+from ..claims.rehearsal import NO_ANSWERS, NO_PEAKS, NO_SPEED
 from ..claims.resolved import Setting
 from ..claims.verdict import Verdict
 from ..names import OUT_OF_BUDGET
@@ -107,6 +107,8 @@ class Summary:
             for one in others:
                 line = f"{indent}    {one['verdict']}: {one['expectation']}: {one['fact']}"
                 reporter.write_line(_fitted(reporter, line, 0, verbosity))
+            for said in data["warnings"]:
+                reporter.write_line(_fitted(reporter, f"{indent}    warning: {said}", 0, verbosity), yellow=True)
             if verbosity > 0 and data.get("translated"):
                 reporter.write_line(f"{indent}    portable: {', '.join(data['translated'])}")
             for said in [*_differences(data), *_prediction(data, verbosity)]:
@@ -159,7 +161,7 @@ def counts(results: Iterable[dict[str, Any]]) -> str:
 def _gist(data: dict[str, Any]) -> str:
     """A fact without what is this claim's own, so that equal reasons are counted as one."""
     fact = str(data["fact"])
-    shared = [one for one in (NO_SPEED, NO_ANSWERS, OUT_OF_BUDGET) if fact.startswith(one)]
+    shared = [one for one in (NO_SPEED, NO_ANSWERS, NO_PEAKS, OUT_OF_BUDGET) if fact.startswith(one)]
     return shared[0] if shared else fact
 
 

@@ -7,8 +7,6 @@ checks and not here.
 
 from __future__ import annotations
 
-from typing import Any
-
 from pytest_gpuguard import (
     claim,
     compare,
@@ -20,6 +18,7 @@ from pytest_gpuguard import (
     serves,
     unsupported,
     uses,
+    works,
 )
 
 NOTES = "field notes, 8x RTX PRO 6000 Blackwell, Kimi-K2.5 on SGLang"
@@ -110,14 +109,12 @@ def test_trtllm_mla_is_unsupported() -> None:
     source="sgl-project/sglang#24633, sgl-project/sglang#14311",
     minutes=5,
 )
-def test_the_same_prompt_twice(server: Any) -> None:
+def test_the_same_prompt_twice() -> None:
     """Booted is not working: one release died on its first prefill, another on its second, from the cache.
 
-    There, blocks sized for 228 KB of shared memory met the 99 KB of SM120. What is answered does not matter.
+    There, blocks sized for 228 KB of shared memory met the 99 KB of SM120. What is answered does not matter: ``fits``
+    sends a prefill, the same again, a long one and a burst, with dummy weights too.
     """
-    prompt = "The quick brown fox jumps over the lazy dog. " * 64
-    server.generate(prompt, max_new_tokens=8)
-    server.generate(prompt, max_new_tokens=8)
 
 
 @needs_sm120
@@ -212,6 +209,21 @@ def test_glm_nvfp4_loads_without_fusion() -> None:
 
 
 @needs_sm120
+@eight
+@needs_package("sglang>=0.5.9")
+@serves("sglang", "glm-5.2-nvfp4", SMALL, layout="TP8", portable=True)
+@works
+@claim(
+    id="sglang-34629",
+    title="GLM-5.2 NVFP4 answers without NaN",
+    source="sgl-project/sglang#34629 (seen on B200)",
+    minutes=5,
+)
+def test_glm_nvfp4_answers() -> None:
+    """A new FlashInfer chose an NVFP4 tile that gave NaN logits: the server stayed up, and every answer was wrong."""
+
+
+@needs_sm120
 @two_large
 @needs_package("sglang>=0.5.10")
 @serves("sglang", "qwen3.6-27b", SMALL, DUMMY, "--attention-backend flashinfer", layout="TP2", portable=True)
@@ -285,7 +297,13 @@ def test_cuda13_brings_symmetric_memory() -> None:
 @eight
 @needs_cuda(">=13")
 @serves("sglang", "kimi-k2.5", KIMI, GRAPH, EAGLE3, STEPS, layout="TP8", portable=True)
-@compare(other=serves("sglang", "kimi-k2.5", KIMI, GRAPH, layout="TP8", portable=True), ratio=">1")
+@compare(
+    other=serves("sglang", "kimi-k2.5", KIMI, GRAPH, layout="TP8", portable=True),
+    ratio=">1",
+    concurrency=1,
+    input_len=128,
+    output_len=512,
+)
 @claim(
     id="F16.eagle3",
     title="CUDA 13 makes EAGLE-3 worth it",

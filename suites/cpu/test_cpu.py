@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_gpuguard import claim, expect_toks, fails, fits, ooms, serves
+from pytest_gpuguard import claim, compare, expect_toks, fails, fits, ooms, serves, works
 
 #: Always bounded: SGLang's own default takes most of the machine's memory for the KV pool.
 tiny = serves("sglang", "tiny", "--device cpu --max-total-tokens 4096", boot_timeout="5m")
@@ -29,6 +29,13 @@ def test_a_tiny_model_makes_five_tokens_per_second() -> None:
 
 
 @tiny
+@works
+@claim(minutes=1)
+def test_a_tiny_model_works() -> None:
+    """A prefill, the same again from the cache, a long one, a burst. The weights are random: it need not make sense."""
+
+
+@tiny
 @fits
 @claim(minutes=1)
 def test_the_same_prompt_answers_the_same(server: Any) -> None:
@@ -36,6 +43,13 @@ def test_the_same_prompt_answers_the_same(server: Any) -> None:
     first = server.generate("The quick brown fox", max_new_tokens=16)
     assert first
     assert server.generate("The quick brown fox", max_new_tokens=16) == first
+
+
+@serves("sglang", "tiny", "--device cpu --max-total-tokens 4096 --disable-radix-cache", boot_timeout="5m")
+@compare(other=tiny, ratio=">0.5", concurrency=2, input_len=16, output_len=16)
+@claim(minutes=3)
+def test_the_prefix_cache_costs_little() -> None:
+    """The same speed with and without, for prompts that are never asked twice: one server after the other, A B A."""
 
 
 @serves(

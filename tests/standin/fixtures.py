@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,12 @@ class FakeRig:
         """Memory that no process owns, as after a context that the driver did not clear."""
         self.shared.gpu[gpu].leaked = nbytes
 
+    def account(self, gpu: int, pid: int, peak: int, start: float | None = None) -> None:
+        """Accounting mode is on, and has this peak in bytes of a process begun at ``start`` (epoch; default: now)."""
+        self.shared.gpu[gpu].accounting = 1
+        slot = next(one for one in self.shared.gpu[gpu].account if one.pid in (0, pid))
+        slot.peak, slot.start_us, slot.pid = peak, int((time.time() if start is None else start) * 1e6), pid
+
     def lose(self, gpu: int) -> None:
         """The GPU falls off the bus."""
         self.shared.gpu[gpu].lost = 1
@@ -80,6 +87,11 @@ class FakeRig:
     def hang(self, gpu: int) -> None:
         """Every call about the GPU hangs from now on."""
         self.shared.gpu[gpu].hang = 1
+
+    def busy(self, gpu: int, sm_mhz: int, *, reasons: int = 0, utilization: int = 98) -> None:
+        """The GPU works at this SM clock; ``reasons`` are nvml.h's nvmlClocksEventReason bits."""
+        target = self.shared.gpu[gpu]
+        target.sm_mhz, target.throttle_reasons, target.utilization = sm_mhz, reasons, utilization
 
     def xid(self, gpu: int, number: int) -> None:
         """The driver reports an Xid, and NVML its event."""

@@ -296,12 +296,33 @@ result_t nvmlDeviceGetComputeRunningProcesses_v3(device_t device, unsigned *coun
 }
 result_t nvmlDeviceGetComputeRunningProcesses_v2(device_t device, unsigned *count, process_info_t *out) {
   GPU_OF(device);
-  return list_processes(gpu, count, out);
+  return rig->processes_v2 > 1 ? NOT_SUPPORTED : list_processes(gpu, count, out);
 }
 result_t nvmlDeviceGetGraphicsRunningProcesses_v3(device_t device, unsigned *count, process_info_t *out) {
   GPU_OF(device);
   (void)out;
   return give(count, 0);
+}
+
+typedef struct {
+  unsigned gpu, memory;
+  unsigned long long peak, time_ms, start_us;
+  unsigned running, reserved[5];
+} accounting_t;
+
+result_t nvmlDeviceGetAccountingMode(device_t device, unsigned *out) {
+  GPU_OF(device);
+  return gpu->accounting > 1 ? NOT_SUPPORTED : give(out, gpu->accounting);
+}
+result_t nvmlDeviceGetAccountingStats(device_t device, unsigned pid, accounting_t *out) {
+  GPU_OF(device);
+  if (gpu->accounting > 1) return NOT_SUPPORTED;
+  for (int i = 0; i < MAX_PROCESSES; i++)
+    if (pid && gpu->account[i].pid == pid) {
+      *out = (accounting_t){.peak = gpu->account[i].peak, .start_us = gpu->account[i].start_us};
+      return SUCCESS;
+    }
+  return NOT_FOUND;
 }
 
 /* --- MIG, ECC, clocks, power ----------------------------------------------------------------------------------------- */
@@ -338,9 +359,19 @@ result_t nvmlDeviceGetMaxClockInfo(device_t device, unsigned type, unsigned *out
   GPU_OF(device);
   return give(out, type == 2 ? gpu->memory_max_mhz : gpu->sm_max_mhz);
 }
-result_t nvmlDeviceGetCurrentClocksEventReasons(device_t device, unsigned long long *out) {
+result_t nvmlDeviceGetCurrentClocksThrottleReasons(device_t device, unsigned long long *out) {
   GPU_OF(device);
   *out = gpu->throttle_reasons;
+  return SUCCESS;
+}
+result_t nvmlDeviceGetCurrentClocksEventReasons(device_t device, unsigned long long *out) {
+  return rig->no_event_reasons ? FUNCTION_NOT_FOUND : nvmlDeviceGetCurrentClocksThrottleReasons(device, out);
+}
+typedef struct { unsigned gpu, memory; } utilization_t;
+result_t nvmlDeviceGetUtilizationRates(device_t device, utilization_t *out) {
+  GPU_OF(device);
+  if (gpu->utilization > 100) return NOT_SUPPORTED;
+  *out = (utilization_t){gpu->utilization, 0};
   return SUCCESS;
 }
 result_t nvmlDeviceGetTemperature(device_t device, unsigned sensor, unsigned *out) {

@@ -15,6 +15,12 @@ typedef struct {
 } process_t;
 
 typedef struct {
+  uint32_t pid;
+  uint64_t peak;     /* bytes */
+  uint64_t start_us; /* epoch; when the process began to use the GPU */
+} account_t; /* stays when the process is gone */
+
+typedef struct {
   char uuid[96];
   char name[96];
   uint64_t total;
@@ -43,10 +49,13 @@ typedef struct {
   uint32_t no_events;          /* 1: Xid events are not supported (WSL, MIG) */
   uint32_t xid, xids;          /* the last Xid, and how many there were: counting up raises the event */
   uint32_t double_bits;        /* double-bit ECC errors so far */
+  uint32_t utilization;        /* percent; over 100: not supported */
+  uint32_t accounting;         /* 0 off, 1 on, 2 not supported */
   uint32_t mig_count;
   char link_peer[MAX_LINKS][32]; /* PCI bus id at the other end; "" is not told */
   mig_t mig_device[MAX_MIG];
   process_t process[MAX_PROCESSES];
+  account_t account[MAX_PROCESSES];
 } gpu_t;
 
 typedef struct {
@@ -58,7 +67,8 @@ typedef struct {
   uint32_t init_hang;
   uint32_t crash;           /* the next call about a GPU aborts the process */
   uint32_t no_memory_v2;    /* a driver older than R510 */
-  uint32_t processes_v2;    /* a driver that has only the _v2 process list */
+  uint32_t processes_v2;    /* 1: a driver that has only the _v2 process list; 2: one that tells none */
+  uint32_t no_event_reasons; /* a driver that knows them only as throttle reasons */
   uint32_t hide_processes;  /* a container */
   uint32_t hide_sizes;      /* WSL: pids without sizes */
   uint32_t chatty;          /* writes to stdout, as no library should */

@@ -24,6 +24,10 @@ class Process(ctypes.Structure):
     _fields_ = [("pid", U32), ("sticky", U32), ("start", U64), ("bytes", U64)]
 
 
+class Account(ctypes.Structure):
+    _fields_ = [("pid", U32), ("peak", U64), ("start_us", U64)]
+
+
 class Mig(ctypes.Structure):
     _fields_ = [("uuid", ctypes.c_char * 96), ("name", ctypes.c_char * 96), ("total", U64), ("used", U64)]
 
@@ -63,10 +67,13 @@ class Gpu(ctypes.Structure):
         ("xid", U32),
         ("xids", U32),
         ("double_bits", U32),
+        ("utilization", U32),
+        ("accounting", U32),
         ("mig_count", U32),
         ("link_peer", (ctypes.c_char * 32) * MAX_LINKS),
         ("mig_device", Mig * MAX_MIG),
         ("process", Process * MAX_PROCESSES),
+        ("account", Account * MAX_PROCESSES),
     ]
 
 
@@ -81,6 +88,7 @@ class Rig(ctypes.Structure):
         ("crash", U32),
         ("no_memory_v2", U32),
         ("processes_v2", U32),
+        ("no_event_reasons", U32),
         ("hide_processes", U32),
         ("hide_sizes", U32),
         ("chatty", U32),

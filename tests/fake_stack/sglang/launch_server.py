@@ -5,6 +5,12 @@ time between phases in seconds. FAKE_SGLANG_SAYS are more messages of its log, o
 device that it comes to run on; FAKE_SGLANG_INFO is more of its server_info, as JSON; FAKE_SGLANG_LOG is a file with the
 whole log of a boot that fails (``log``). FAKE_SGLANG_MEMORY is the GiB that the server, and its child, come to have on
 each GPU of the NVML stand-in (which FAKE_SGLANG_STICKY=1 keeps after their death). Nothing real is allocated.
+FAKE_SGLANG_TOKS are the tokens that it streams per request and second; FAKE_SGLANG_EAGER=1 says that it decodes without
+CUDA graphs.
+
+FAKE_SGLANG_ANSWERS is how it answers once it is ready: "nan" or "null" log-probs, "zeros" (token 0 alone), "repeat" (the
+same token whatever is asked), "nan_500" (status 500), "first_dies" (at the first prefill), "second_dies" (at a prompt that
+is in the prefix cache), "burst_dies" (at the third request that runs at once).
 """
 
 import argparse
@@ -20,6 +26,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 MODE = os.environ.get("FAKE_SGLANG", "ready")
 DELAY = float(os.environ.get("FAKE_SGLANG_DELAY", "0.02"))
 DEVICE = os.environ.get("FAKE_SGLANG_DEVICE")
+TOKS = float(os.environ.get("FAKE_SGLANG_TOKS", "1000"))
+ANSWERS = os.environ.get("FAKE_SGLANG_ANSWERS")
 WORDS = ["alpha", "beta", "gamma", "delta"]
 
 
@@ -78,6 +86,7 @@ def parse():
     parser.add_argument("--expert-parallel-size", "--ep-size", "--ep", type=int, default=1)
     parser.add_argument("--attn-dp-size", type=int, default=1)
     parser.add_argument("--enable-dp-attention", action="store_true")
+    parser.add_argument("--disable-cuda-graph", action="store_true")
     parser.add_argument("--mem-fraction-static", type=float, default=0.8)
     parser.add_argument("--max-total-tokens", type=int, default=4096)
     parser.add_argument("--context-length", type=int)
@@ -98,6 +107,8 @@ class Handler(BaseHTTPRequestHandler):
     args = None
     tokens = 0
     asked = 0
+    prompts = frozenset()
+    running = 0
 
     def log_message(self, *words):
         pass
@@ -126,6 +137,7 @@ class Handler(BaseHTTPRequestHandler):
                     "max_total_num_tokens": self.tokens,
                     "version": "0.5.23",
                     "device": DEVICE or self.args.device,
+                    "disable_cuda_graph": self.args.disable_cuda_graph,
                     "internal_states": [
                         {
                             "memory_usage": {
@@ -158,19 +170,60 @@ class Handler(BaseHTTPRequestHandler):
         if MODE == "blocks":
             time.sleep(3600)
         count = int(body.get("sampling_params", {}).get("max_new_tokens", 4))
-        text = " ".join(WORDS[i % len(WORDS)] for i in range(count))
+        first = sum(map(ord, str(body.get("text", ""))))  # another prompt, another answer
+        text = " ".join(WORDS[(first + i) % len(WORDS)] for i in range(count))
+        if ANSWERS and not body.get("stream"):
+            return self.answer(body, count)
         if not body.get("stream"):
             return self.reply({"text": text, "meta_info": {"completion_tokens": count}})
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
         self.end_headers()
+        if os.environ.get("FAKE_SGLANG_EAGER"):
+            log(
+                "Decode batch. #running-req: 1, #token: 16, token usage: 0.00, cuda graph: False, gen throughput (token/s): 20.03, #queue-req: 0, "
+            )
         for i in range(1, count + 1):
             event = {"text": text, "meta_info": {"completion_tokens": i}}
             self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
-            time.sleep(0.001)
+            time.sleep(1 / TOKS)
         self.wfile.write(b"data: [DONE]\n\n")
         self.close_connection = True
+
+    def answer(self, body, count):
+        prompt = str(body.get("text") or body.get("input_ids"))
+        again = prompt in Handler.prompts
+        Handler.prompts = {*Handler.prompts, prompt}
+        if ANSWERS == "nan_500":
+            return self.reply({"error": {"message": "NaN detected! sampler: next_token_logits"}}, 500)
+        if ANSWERS == "first_dies":
+            die("RuntimeError: Error in function 'run' at fmhaRunner.cuh:30: Unsupported architecture")
+        if ANSWERS == "second_dies" and again:
+            die(
+                "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 147456, Hardware limit: 101376."
+            )
+        Handler.running += 1
+        if ANSWERS == "burst_dies":
+            time.sleep(0.3)
+            if Handler.running > 2:
+                die("torch.AcceleratorError: CUDA error: an illegal memory access was encountered")
+        Handler.running -= 1
+        ids = [0] * count if ANSWERS == "zeros" else [7] * count if ANSWERS == "repeat" else list(range(20, 20 + count))
+        bad = {"nan": float("nan"), "null": None}.get(ANSWERS, -1.0)
+        self.reply(
+            {
+                "text": " ".join(f"t{one}" for one in ids),
+                "output_ids": ids,
+                "meta_info": {
+                    "completion_tokens": count,
+                    "prompt_tokens": len(prompt.split()),
+                    "cached_tokens": len(prompt.split()) - 1 if again else 0,
+                    "finish_reason": {"type": "length", "length": count},
+                    "output_token_logprobs": [[bad, one, None] for one in ids],
+                },
+            }
+        )
 
 
 def main():

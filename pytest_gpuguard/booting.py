@@ -1,0 +1,273 @@
+"""The servers of one claim: its own, booted or joined, and those that it is compared with. Knows no pytest.
+
+Every boot leaves an observation, also one that was decided before any lease was taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .boots import LiveBoot
+from .claims.claim import Claim, Serves
+from .claims.errors import ClaimError
+from .claims.expect import Expectation, Works
+from .claims.gpuset import GpuChoice
+from .claims.needs import select_gpus
+from .claims.observation import Decisive, Observation
+from .claims.outcome import ARGS_REMOVED
+from .diagnose.redact import without_secrets
+from .engines.base import BootSpec, Engine
+from .engines.portable import boot_flags
+from .engines.process import CommandNotStarted, LogNotWritable
+from .facts.faults import HostFault
+from .facts.gpu import arch_of
+from .facts.models import ModelMissing
+from .facts.stack import Stack, StackError
+from .reserve import LeaseFailed
+from .session import DRIVEN, FlagsUnknown, Session, StackAbsent
+from .situation import ModelOf, Situation
+
+if TYPE_CHECKING:
+    from .engines.boot import Progress
+    from .facts.stackref import StackRef
+
+
+class Booting(Situation):
+    """Boots for one claim (or for a test that boots servers itself), and keeps what each boot showed."""
+
+    def __init__(self, session: Session, claim: Claim, test: str, ref: StackRef, model_of: ModelOf) -> None:
+        super().__init__(session, claim, ref, model_of)
+        self.test = test
+        self.live: list[LiveBoot] = []
+        #: What ``portable=True`` exchanged, as "old -> new".
+        self.translated: tuple[str, ...] = ()
+        #: Where the files that the claim names are looked for first.
+        self.folder: Path | None = None
+        self._observed: list[Observation] = []
+        self._measured: list[Mapping[str, float]] = []  # of each boot in ``live``: known facts for its prediction
+        self._telling: tuple[Callable[[Progress], None] | None, Callable[[str], None] | None] = (None, None)
+
+    def share_key(self) -> Hashable:
+        """Equal for claims that declare the same server on the same stack."""
+        serves = self.claim.serves
+        return None if serves is None else share_key(serves, self.claim.gpus, self.ref)
+
+    def boot(
+        self,
+        serves: Serves,
+        *,
+        alone: bool = False,
+        fresh: bool = False,
+        on_progress: Callable[[Progress], None] | None = None,
+        on_wait: Callable[[str], None] | None = None,
+    ) -> LiveBoot | None:
+        """Boot the declared server, or join one that is up. None when it was decided before any lease was taken.
+
+        ``alone``: this test's code will use the server, so nobody joins it later. ``fresh``: never join one either.
+        The observation is recorded in every case. Never raises for what may happen to a boot.
+        """
+        self._telling = (on_progress, on_wait)
+        problem = self._files_problem()
+        if problem is not None:
+            found: LiveBoot | Observation = _without_boot(self.session.engine(serves.engine), "bad.args", problem)
+        else:
+            found = self._booted(serves, fresh=fresh, key=self.share_key())
+        if isinstance(found, Observation):
+            self._observed.append(found)
+            return None
+        found.touched = found.touched or alone
+        self.live.append(found)
+        self._measured.append(serves.measured)
+        return found
+
+    def _booted(
+        self, serves: Serves, *, fresh: bool, key: Hashable = None, wait_s: float | None = None
+    ) -> LiveBoot | Observation:
+        """A server that is up or has failed; or an observation without any boot."""
+        engine = self.session.engine(serves.engine)
+        fault = self.rig_fault()
+        if fault is not None:
+            return _without_boot(engine, fault.outcome, note=f"{fault.cause}. {fault.cure}")
+        try:
+            stack = self.stack
+            if stack.package(engine.package) is None:
+                note = f"{self.called} has no {engine.package}: install it there, or name another stack"
+                return _without_boot(engine, "infra.boot", note=note)
+            prepared = self._prepare(serves, engine, stack)
+        except (StackAbsent, StackError) as error:
+            return _without_boot(engine, "infra.boot", note=str(error))
+        except (ModelMissing, ClaimError) as error:
+            outcome = "model.missing" if isinstance(error, ModelMissing) else "bad.args"
+            return _without_boot(engine, outcome, note=str(error))
+        if isinstance(prepared, Observation):
+            return prepared
+        choice = GpuChoice(())
+        if prepared.gpus:
+            choice = select_gpus(self.claim.needs, prepared.gpus, self.session.rig, arch_of).choice
+        live = None if fresh else self.session.pool.find(prepared, choice.uuids)
+        if live is not None:
+            return live
+        on_progress, on_wait = self._telling
+        try:
+            return self.session.pool.boot(
+                prepared,
+                engine,
+                self.test,
+                choice,
+                key=key,
+                shared=not fresh,
+                version=stack.package(engine.package),
+                on_progress=on_progress,
+                on_wait=on_wait,
+                keep=self.live,
+                wait_s=wait_s,
+            )
+        except (LeaseFailed, HostFault) as error:
+            return _without_boot(engine, error.outcome, note=str(error))
+        except LogNotWritable as error:
+            note = f"{error.filename}: {error.strerror} (--gpuguard-log-dir)"
+            return _without_boot(engine, "infra.boot", note=note)
+        except (OSError, CommandNotStarted) as error:
+            return _without_boot(engine, "infra.boot", note=f"the server could not be started: {error}")
+
+    # --------------------------------------------------------------------------------------- the servers of comparisons
+
+    def boot_beside(self, serves: Serves, live: LiveBoot) -> LiveBoot | None:
+        """Another server while this one is up, on GPUs of its own; None when there is no room for it right now."""
+        gpus = 0 if serves.on_cpu else max(self.claim.gpus, serves.gpus)
+        room = len(select_gpus(self.claim.needs, max(gpus, 1), self.session.rig, arch_of).choice.uuids) - live.spec.gpus
+        if not gpus or not live.spec.gpus or self.claim.needs.exclusive or room < gpus:
+            return None
+        found = self._booted(serves, fresh=True, wait_s=0.0)
+        if isinstance(found, LiveBoot):
+            return found
+        # Where others have the GPUs, one after the other needs no more than we hold.
+        return None if found.outcome == "infra.lease" else LiveBoot(live.spec, found)
+
+    def boot_other(self, serves: Serves, before: LiveBoot) -> LiveBoot:
+        """Another server, once this one has been stopped."""
+        found = self._booted(serves, fresh=True)
+        return found if isinstance(found, LiveBoot) else LiveBoot(before.spec, found)
+
+    def boot_again(self, before: LiveBoot) -> LiveBoot | None:
+        """The claim's own server once more, in the place of one that was stopped; what was measured goes along."""
+        serves = self.claim.serves
+        assert serves is not None
+        found = self._booted(serves, fresh=True)
+        if isinstance(found, Observation):
+            self._observed.append(found)
+            return None
+        found.observation = carried(found.observation, before.observation)
+        found.touched = before.touched
+        self.live[self.live.index(before)] = found
+        return found
+
+    def _prepare(self, serves: Serves, engine: Engine, stack: Stack) -> BootSpec | Observation:
+        """The spec to boot, or the observation of flags that this release refuses."""
+        model = self.find_model(serves.model)
+        try:
+            text: str | None = self.session.help_text(engine, stack)
+        except FlagsUnknown:
+            text = None  # the boot itself will show what is wrong with this stack
+        flags, translated = boot_flags(serves, engine, text)
+        self.translated = tuple(dict.fromkeys([*self.translated, *translated]))
+        spec = BootSpec(
+            engine=engine.name,
+            stack=self.ref.name,
+            python=stack.python,
+            model=model,
+            flags=flags,
+            env=tuple(sorted(serves.env.items())),
+            wrapper=serves.wrapper,
+            gpus=0 if serves.on_cpu else max(self.claim.gpus, serves.gpus),
+            exclusive=self.claim.needs.exclusive and not serves.on_cpu,
+            boot_timeout_s=serves.boot_timeout_s,
+            measured=tuple(sorted(serves.measured.items())) if self.session.simulated else (),
+        )
+        problems = engine.check_flags(flags, text) if text is not None else []
+        if not problems:
+            return spec
+        removed = all(problem.kind == "removed" for problem in problems)
+        message = "; ".join(problem.message for problem in problems)
+        return Observation(
+            engine=engine.name,
+            engine_version=stack.package(engine.package),
+            outcome=ARGS_REMOVED if removed else "bad.args",
+            phase="args",
+            decisive=Decisive(0, message),
+            note="checked against this release's own --help, before any lease was taken",
+            argv=without_secrets(flags),
+        )
+
+    def translation(self) -> tuple[str, ...]:
+        """What ``portable=True`` exchanges here, told before any boot; empty when the stack cannot be asked."""
+        serves = self.claim.serves
+        if serves is None or not serves.portable or serves.engine not in DRIVEN:
+            return ()
+        engine = self.session.engine(serves.engine)
+        try:
+            if self.stack.package(engine.package) is None:
+                return ()
+            return boot_flags(serves, engine, self.session.help_text(engine, self.stack))[1]
+        except (StackAbsent, StackError, FlagsUnknown, ClaimError):
+            return ()  # told where the claim itself is evaluated
+
+    @property
+    def latest(self) -> Observation:
+        """The observation that was made last without a boot."""
+        return self._observed[-1]
+
+    # ------------------------------------------------------------------------------------------------------- files
+
+    def stated(self) -> list[Expectation]:
+        """The expectations whose window matches this stack."""
+        return [one for one in self.claim.expectations if one.when is None or one.when.matches(self.version_of)]
+
+    def file(self, name: str | None) -> Path | None:
+        """A file that a claim names, beside its test first, then where pytest runs."""
+        if name is None:
+            return None
+        beside = self.folder / name if self.folder is not None else Path(name)
+        return beside if beside.exists() else Path(name)
+
+    def _files_problem(self) -> str | None:
+        """What is wrong with the files that the claim's expectations name, before anything is booted for them."""
+        named = [one for one in self.stated() if isinstance(one, Works) and (one.questions or one.reference)]
+        if not named:
+            return None
+        from .measure import questions, reference
+
+        try:
+            for one in named:
+                for name, read in ((one.questions, questions.read_questions), (one.reference, reference.read)):
+                    file = self.file(name)
+                    if file is not None:
+                        read(file)
+        except (OSError, ValueError) as error:
+            return str(error)
+        return None
+
+
+def _without_boot(engine: Engine, outcome: str, note: str) -> Observation:
+    return Observation(engine=engine.name, outcome=outcome, phase="start", note=note)
+
+
+def carried(observation: Observation, before: Observation) -> Observation:
+    """An observation with what was measured before it was made."""
+    return replace(
+        observation,
+        series=before.series,
+        others=before.others,
+        answers=before.answers,
+        free_gib=before.free_gib,
+        cards=before.cards,
+        peak=before.peak,
+    )
+
+
+def share_key(serves: Serves, gpus: int, ref: StackRef) -> Hashable:
+    """What two claims must have in common to share a boot."""
+    return (ref.python, *serves.identity, gpus)
