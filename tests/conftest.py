@@ -14,6 +14,11 @@ import pytest
 pytest_plugins = ["pytester", "tests.standin.fixtures"]
 
 HERE = Path(__file__).parent
+#: For the runs that tests start: plugins of ours alone, which is also a second less each.
+PLAIN = "-p no:randomly -p no:hypothesispytest -p no:anyio"
+
+# Hundreds of processes are started here that import the same modules: compiling them anew would take a second each.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +79,7 @@ def claims(pytester: pytest.Pytester, fake_python: Path, model: Path) -> Run:
         pytester.makepyfile(**{name: head + textwrap.dedent(source)})
         ini = textwrap.dedent(ini)
         ports = "" if "gpuguard_ports" in ini else f"gpuguard_ports = {own_ports()}\n"
-        pytester.makeini(f"[pytest]\naddopts = -p no:randomly\n{ports}{ini}")
+        pytester.makeini(f"[pytest]\naddopts = {PLAIN}\n{ports}{ini}")
         given = ["--gpuguard-stack", f"fake={stack or fake_python}"] if stack != "" else []
         return pytester.runpytest_subprocess(*given, *args, timeout=120)
 

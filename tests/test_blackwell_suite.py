@@ -428,6 +428,7 @@ REHEARSAL = {
     "sglang-8879": ("HOLDS", None),
     "sglang-29562": ("HOLDS", None),
     "sglang-29562.cure": ("HOLDS", None),
+    "sglang-34629": ("NOT_EVALUATED", "simulated"),
     "sglang-35080": ("NOT_EVALUATED", "package"),
     "flashinfer-2577": ("NOT_EVALUATED", "package"),
     "vllm-32109": ("NOT_EVALUATED", "engine"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -66,6 +67,8 @@ def test_the_shipped_cpu_claims_hold_on_real_boots(real: Any) -> None:
         [
             "test_a_tiny_model_fits",
             "test_a_tiny_model_makes_five_tokens_per_second",
+            "test_a_tiny_model_works",
+            "test_the_prefix_cache_costs_little",
             "test_the_same_prompt_answers_the_same",
             "test_tp2_fits",
             "test_a_tiny_fraction_leaves_no_kv_pool",
@@ -82,8 +85,47 @@ def test_the_shipped_cpu_claims_hold_on_real_boots(real: Any) -> None:
     fits = verdicts["test_a_tiny_model_fits"]
     assert fits["engine_version"] == "0.5.23"
     assert fits["memory"]["kv_tokens"] == 4096
-    # The three claims about the same server shared one boot: one of them uses it, and was given it last.
+    assert [one["ok"] for one in verdicts["test_a_tiny_model_works"]["answers"]["checks"]] == [True] * 4
+    assert "came from the prefix cache" in verdicts["test_a_tiny_model_works"]["answers"]["checks"][1]["fact"]
+    # The four claims about the same server shared one boot: one of them uses it, and was given it last.
     assert fits["log"] == verdicts["test_the_same_prompt_answers_the_same"]["log"]
+
+
+#: Puts NaN into one matrix of the last layer.
+SPOIL = """
+import sys
+from safetensors.torch import load_file, save_file
+weights = load_file(sys.argv[1])
+weights["model.layers.1.mlp.down_proj.weight"].fill_(float("nan"))
+save_file(weights, sys.argv[1], metadata={"format": "pt"})
+"""
+
+NAN = """
+from pytest_gpuguard import *
+
+spoiled = serves("sglang", {model!r}, "--device cpu --max-total-tokens 4096", boot_timeout="5m")
+
+@spoiled
+@fits
+def test_fits(): ...
+
+@spoiled
+@fails("numerics")
+def test_numerics(): ...
+"""
+
+
+def test_nan_in_a_server_that_calls_itself_healthy_is_found(real: Any, tmp_path: Path) -> None:
+    model = shutil.copytree(STACK / "models" / "tiny", tmp_path / "model")
+    python = STACK / "venv" / "bin" / "python"
+    subprocess.run([python, "-c", SPOIL, model / "model.safetensors"], check=True)
+    (tmp_path / "conftest.py").write_text((ROOT / "suites" / "cpu" / "conftest.py").read_text())
+    (tmp_path / "test_nan.py").write_text(NAN.format(model=str(model)))
+    verdicts = real(str(tmp_path / "test_nan.py"), "--rootdir", str(tmp_path))
+    assert verdicts["test_fits"]["verdict"] == "CONTRADICTED (worse)"
+    assert verdicts["test_fits"]["outcome"] == "numerics"
+    assert verdicts["test_numerics"]["verdict"] == "HOLDS"
+    assert "log-prob" in verdicts["test_fits"]["fact"]
 
 
 FLIPPED = """

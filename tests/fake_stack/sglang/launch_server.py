@@ -342,7 +342,7 @@ def main():
     log(f"Uvicorn running on http://{args.host}:{args.port} (Press CTRL+C to quit)")
     if MODE != "never_ready":
         log("The server is fired up and ready to roll!")
-    server.serve_forever()
+    server.serve_forever(0.02)
 
 
 if __name__ == "__main__":
