@@ -224,12 +224,15 @@ class _Loaded:
         return self._live.boot is not None and self._live.boot.alive
 
     def __enter__(self) -> _Loaded:
-        self._meter.__enter__()
-        self._meter.warm_up()
+        try:
+            self._meter.warm_up()
+        except BaseException:
+            self._meter.close()  # nobody leaves what was never entered
+            raise
         return self
 
-    def __exit__(self, *raised: Any) -> None:
-        self._meter.__exit__(*raised)
+    def __exit__(self, *raised: object) -> None:
+        self._meter.close()
 
     def pause(self) -> None:
         """Take the load off the server until the next sample."""

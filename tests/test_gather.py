@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
+from pytest_gpuguard.claims.expect import ExpectToks
 from pytest_gpuguard.claims.series import Series
 from pytest_gpuguard.claims.stats import LEAST, MOST
 from pytest_gpuguard.measure.gather import MOST_FAILED, MOST_REJECTED, Gathering, Taken, taken
 from pytest_gpuguard.measure.load import LOWER_BOUND, Spread, Window
+from pytest_gpuguard.measuring import _Loaded
 
 WINDOW = Window(70.0, 200.0, 35.0, Spread(0.1, 0.1, 0.2), None, Spread(1.0, 1.0, 1.0), 3, 70, 1.0, 0.0, 1.0)
 
@@ -118,3 +123,21 @@ def test_a_block_with_a_sample_that_does_not_count_is_no_ratio() -> None:
     gathering.add_pair((at(100.0), taken(WINDOW, "total", "GPU-a: power limit")), (at(50.0), at(50.0)))
     assert gathering.result().samples == ()
     assert gathering.result().rejected == ("GPU-a: power limit",)
+
+
+def test_an_interrupt_while_a_server_is_warmed_up_leaves_no_load_behind() -> None:
+    class Interrupting:
+        url = "http://127.0.0.1:9"
+        facts = None
+
+        @property
+        def alive(self) -> bool:
+            raise KeyboardInterrupt
+
+    live = SimpleNamespace(boot=Interrupting(), loads=count(1), spec=SimpleNamespace(flags=(), model="m"))
+    before = set(psutil.Process().children(recursive=True))
+    with pytest.raises(KeyboardInterrupt):
+        _Loaded(live, ExpectToks(1.0)).__enter__()  # type: ignore[arg-type]
+    left = [one for one in psutil.Process().children(recursive=True) if one not in before]
+    _, alive = psutil.wait_procs(left, timeout=10)
+    assert not alive
