@@ -84,9 +84,15 @@ class Booting(Situation):
         return found
 
     def _booted(
-        self, serves: Serves, *, fresh: bool, key: Hashable = None, wait_s: float | None = None
+        self,
+        serves: Serves,
+        *,
+        fresh: bool,
+        key: Hashable = None,
+        wait_s: float | None = None,
+        among: Callable[[GpuChoice, int], GpuChoice] = lambda choice, count: choice,
     ) -> LiveBoot | Observation:
-        """A server that is up or has failed; or an observation without any boot."""
+        """A server that is up or has failed; or an observation without any boot. ``among`` narrows the GPUs."""
         engine = self.session.engine(serves.engine)
         fault = self.rig_fault()
         if fault is not None:
@@ -107,6 +113,7 @@ class Booting(Situation):
         choice = GpuChoice(())
         if prepared.gpus:
             choice = select_gpus(self.claim.needs, prepared.gpus, self.session.rig, arch_of).choice
+            choice = among(choice, prepared.gpus)
         live = None if fresh else self.session.pool.find(prepared, choice.uuids)
         if live is not None:
             return live
@@ -138,10 +145,19 @@ class Booting(Situation):
     def boot_beside(self, serves: Serves, live: LiveBoot) -> LiveBoot | None:
         """Another server while this one is up, on GPUs of its own; None when there is no room for it right now."""
         gpus = 0 if serves.on_cpu else max(self.claim.gpus, serves.gpus)
-        room = len(select_gpus(self.claim.needs, max(gpus, 1), self.session.rig, arch_of).choice.uuids) - live.spec.gpus
-        if not gpus or not live.spec.gpus or self.claim.needs.exclusive or room < gpus:
+        if not gpus or not live.spec.gpus or self.claim.needs.exclusive:
             return None
-        found = self._booted(serves, fresh=True, wait_s=0.0)
+        cards, cards_of = set(live.observation.cards), self.session.cards
+
+        def alike(choice: GpuChoice, count: int) -> GpuChoice:
+            """Cards of the same kind: others would be what is compared."""
+            taken = [uuid for uuid in choice.uuids if uuid in live.observation.gpus]
+            return choice.without([*taken, *(uuid for uuid in choice.uuids if not cards.issuperset(cards_of([uuid])))])
+
+        choice = select_gpus(self.claim.needs, gpus, self.session.rig, arch_of).choice
+        if len(alike(choice, gpus).uuids) < gpus:
+            return None
+        found = self._booted(serves, fresh=True, wait_s=0.0, among=alike)
         if isinstance(found, LiveBoot):
             return found
         # Where others have the GPUs, one after the other needs no more than we hold.
@@ -149,17 +165,18 @@ class Booting(Situation):
 
     def boot_other(self, serves: Serves, before: LiveBoot) -> LiveBoot:
         """Another server, once this one has been stopped."""
-        found = self._booted(serves, fresh=True)
+        found = self._booted(serves, fresh=True, among=_same(before))
         return found if isinstance(found, LiveBoot) else LiveBoot(before.spec, found)
 
     def boot_again(self, before: LiveBoot) -> LiveBoot | None:
         """The claim's own server once more, in the place of one that was stopped; what was measured goes along."""
         serves = self.claim.serves
         assert serves is not None
-        found = self._booted(serves, fresh=True)
+        found = self._booted(serves, fresh=True, among=_same(before))
         if isinstance(found, Observation):
             self._observed.append(found)
             return None
+        found.answers = before.answers
         found.observation = carried(found.observation, before.observation)
         found.touched = before.touched
         self.live[self.live.index(before)] = found
@@ -251,6 +268,12 @@ class Booting(Situation):
         return None
 
 
+def _same(live: LiveBoot) -> Callable[[GpuChoice, int], GpuChoice]:
+    """The GPUs that a server had, for another one that needs no more."""
+    uuids = live.observation.gpus
+    return lambda choice, count: GpuChoice(uuids) if uuids and count <= len(uuids) else choice
+
+
 def _without_boot(engine: Engine, outcome: str, note: str) -> Observation:
     return Observation(engine=engine.name, outcome=outcome, phase="start", note=note)
 
@@ -265,6 +288,7 @@ def carried(observation: Observation, before: Observation) -> Observation:
         free_gib=before.free_gib,
         cards=before.cards,
         peak=before.peak,
+        strangers=before.strangers,
     )
 
 

@@ -26,6 +26,7 @@ from .files import make_own_folder
 from .reserve import LeaseFailed, if_alone
 
 if TYPE_CHECKING:
+    from .claims.answers import Answers
     from .measure.sampler import Sampler
     from .session import Session
 
@@ -41,8 +42,18 @@ class LiveBoot:
     shared: bool = True
     held: list[Any] = field(default_factory=list)
     sampler: Sampler | None = None
+    #: When its boot began (monotonic), and what it answered, by the files that were asked for.
+    began: float = field(default_factory=time.monotonic)
+    answers: dict[tuple[str | None, ...], Answers] = field(default_factory=dict)
     #: Numbers its loads: each has prompts of its own, which the prefix cache does not know yet.
     loads: Iterator[int] = field(default_factory=lambda: count(1))
+
+    @property
+    def served(self) -> str:
+        """The model's name as requests must give it."""
+        info = self.boot.facts.info if self.boot is not None and self.boot.facts is not None else {}
+        named = info.get("served_model_name")
+        return named if isinstance(named, str) and named else self.spec.model
 
     @property
     def broken(self) -> bool:
@@ -197,10 +208,10 @@ class BootPool:
         if live.boot is not None:
             boot, live.boot = live.boot, None
             live.observation = if_alone(live.observation, live.held)
-            if live.sampler is not None:
-                live.sampler.stop()
-                live.sampler = None
+            sampler, live.sampler = live.sampler, None
             try:
+                if sampler is not None:
+                    sampler.stop()
                 boot.stop()
                 leak = self._session.reservations.give_back(live.held, boot, f"after {live.spec.model} stopped")
             except Exception as error:

@@ -55,6 +55,10 @@ def reference(
         raise click.UsageError(f"URL is of the form http://127.0.0.1:30000, not {url!r}")
     if output.exists() and not force:
         raise click.UsageError(f"{output} is already there; --force replaces it")
+    if not output.parent.is_dir():
+        raise click.UsageError(f"{output} cannot be written: there is no folder {output.parent}")
+    if prompts is not None and output.exists() and output.samefile(prompts):
+        raise click.UsageError(f"{output} holds the prompts; write the reference to another file")
     headers = {}
     if api_key_env is not None:
         key = os.environ.get(api_key_env, "").strip()
@@ -98,8 +102,10 @@ def _is_url(text: str) -> bool:
 
 def _texts(path: Path) -> tuple[str, ...]:
     """The texts of a JSON Lines file. Raises click.UsageError with file and line."""
+    from .measure.prompts import is_sendable
+
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise click.UsageError(f"{path}: cannot be read: {error}") from None
     texts = []
@@ -108,11 +114,13 @@ def _texts(path: Path) -> tuple[str, ...]:
             continue
         try:
             said = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise click.UsageError(f"{path}:{number}: is no JSON: {error}") from None
         text = said.get("text") if isinstance(said, dict) and said.keys() == {"text"} else None
         if not isinstance(text, str) or not text.strip():
             raise click.UsageError(f'{path}:{number}: a line is {{"text": "…"}}, with a text that is not empty')
+        if not is_sendable(text):
+            raise click.UsageError(f"{path}:{number}: the text has half of a surrogate pair, which cannot be sent")
         texts.append(text)
     if not texts:
         raise click.UsageError(f"{path}: there is no text in it")

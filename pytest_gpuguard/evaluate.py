@@ -5,7 +5,8 @@ The test's own code runs between ``boot`` and ``judge``; what it did comes in as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -46,9 +47,9 @@ class Evaluation(Booting):
         super().__init__(session, claim, test, ref, model_of)
         #: We stop its servers ourselves, while its code still runs: how they end says nothing.
         self.given_up = False
-        self._bare: tuple[Sampler, tuple[str, ...]] | None = None
-        #: What is known of a rate from before, by the expectation's subject.
-        self.baselines: Callable[[str], Baseline | None] | None = None
+        self._bare: tuple[Sampler, tuple[str, ...], float] | None = None
+        #: What is known of a rate from before, by the expectation's subject and the cards.
+        self.baselines: Callable[[str, Sequence[str]], Baseline | None] | None = None
 
     @contextmanager
     def leased(self) -> Iterator[tuple[str, ...]]:
@@ -58,7 +59,7 @@ class Evaluation(Booting):
         with self.session.reservations.gpus(choice, count, self.claim.needs.exclusive, self.test) as uuids:
             limited = any(isinstance(one, MaxMem) and one.of == "peak" for one in self.claim.expectations)
             sampler = self.session.sampler(uuids, own_processes) if limited else None
-            self._bare = (sampler, uuids) if sampler is not None else None
+            self._bare = (sampler, uuids, time.monotonic()) if sampler is not None else None
             try:
                 yield uuids
             finally:
@@ -75,9 +76,9 @@ class Evaluation(Booting):
             return live
         return Measuring(self, live).run()
 
-    def baseline(self, stated: Rated) -> Baseline | None:
-        """What was verified first of this rate on these GPUs; None when there is nothing."""
-        return self.baselines(stated.subject) if self.baselines is not None else None
+    def baseline(self, stated: Rated, cards: Sequence[str]) -> Baseline | None:
+        """What was verified of this rate on such cards; None when there is nothing."""
+        return self.baselines(stated.subject, cards) if self.baselines is not None else None
 
     def forecast(self) -> dict[str, Any] | None:
         """The prediction beside the last boot, as JSON data; None without a boot on real GPUs. Never raises."""
@@ -102,12 +103,15 @@ class Evaluation(Booting):
                     again = carried(again, live.observation)
                 live.observation = if_alone(again, live.held)
             peak = live.sampler.peak() if live.sampler is not None else None
-            if peak is not None:
-                live.observation = replace(live.observation, peak=peak)
+            if peak is not None and live.sampler is not None:
+                strangers = live.sampler.conditions(live.began, time.monotonic()).foreign
+                live.observation = replace(live.observation, peak=peak, strangers=strangers)
             found.append(live.observation)
         if self._bare is not None:
-            sampler, uuids = self._bare
-            found.append(Observation(NO_SERVER, READY, "ready", peak=sampler.peak(), gpus=uuids))
+            sampler, uuids, began = self._bare
+            strangers = sampler.conditions(began, time.monotonic()).foreign
+            peak = sampler.peak()
+            found.append(Observation(NO_SERVER, READY, "ready", peak=peak, gpus=uuids, strangers=strangers))
         return found
 
     def judge(self, body: Body) -> tuple[tuple[Judgement, ...], list[Observation]]:

@@ -24,6 +24,7 @@ FAULTS = frozenset({
     "no_endpoint", "no_generate", "chat_only", "other_generate", "unauthorized", "refuses_logprobs",
     "logprobs_500", "no_logprobs", "speculative", "no_cache", "ranks", "drifted", "garbage", "refuses_all",
     "nan_completions", "slow", "no_chat",
+    "embeds", "deep_info",
 })
 # fmt: on
 
@@ -46,6 +47,9 @@ class AnswersServer:
         self.fault, self.dead = fault, False
         self.context = info.pop("context", 4096)
         self.replies: dict[str, str] = info.pop("replies", {})
+        #: What chats say instead: choices of the answer, by the question.
+        self.choices: dict[str, dict[str, Any]] = info.pop("choices", {})
+        self.model_info = {"model_path": "/models/stand-in", **info.pop("model_info", {})}
         self.key: str | None = info.pop("key", None)
         self.info = {"version": "0.5.23", "chunked_prefill_size": 512, "max_total_num_tokens": 16384, **info}
         self.bodies: list[tuple[str, dict[str, Any]]] = []
@@ -145,11 +149,15 @@ class _Handler(BaseHTTPRequestHandler):
         state = self.state
         if self.refused():
             return
+        if state.has("deep_info"):
+            return self.raw(b'{"a":' * 100_000)
         native = not state.has("no_generate", "chat_only", "nan_completions", "other_generate")
         if self.path == "/server_info" and native:
-            return self.reply({"model_path": "/models/stand-in", "context_length": state.context, **state.info})
+            return self.reply(
+                {"model_path": state.model_info["model_path"], "context_length": state.context, **state.info}
+            )
         if self.path == "/model_info" and native:
-            return self.reply({"model_path": "/models/stand-in"})
+            return self.reply(state.model_info)
         if self.path == "/v1/models":
             return self.reply({"data": [{"id": "stand-in", "max_model_len": state.context}]})
         if self.path == "/version" and not native:
@@ -186,7 +194,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self.reply({"error": {"message": "the tokenizer has no chat template"}}, 400)
         if self.path == "/v1/chat/completions" and not state.has("no_endpoint"):
             text = state.replies.get(body["messages"][0]["content"], "I do not know")
-            choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+            choice: dict[str, Any] = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+            choice = state.choices.get(body["messages"][0]["content"], choice)
             return self.reply({"choices": [choice], "usage": {"prompt_tokens": 9}})
         return self.reply({"detail": "Not Found"}, 404)
 
@@ -210,6 +219,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self.reply({"error": "return_logprob is not supported"}, 400)
         if logprobs and state.has("logprobs_500", "nan_completions"):
             return self.raw(b"Internal Server Error", 500)
+        if state.has("embeds"):
+            return self.reply({"embedding": [0.1] * 8, "meta_info": {"prompt_tokens": len(ids)}})
         if state.has("refuses_all"):
             return self.reply({"error": "unknown field `temperature`"}, 400)
         if state.has("nan_500"):

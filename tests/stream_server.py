@@ -23,7 +23,7 @@ from typing import Any
 
 FAULTS = (
     *("mid", "truncated", "malformed", "no-usage", "404", "500", "silent", "silent-mid", "fewer", "error-event"),
-    *("no-done", "falling", "html", "abort", "wrong-usage"),
+    *("no-done", "falling", "html", "abort", "wrong-usage", "422"),
 )
 
 
@@ -85,6 +85,8 @@ class Server:
             return await reply(writer, 404, {"detail": "Not Found"})
         if fault == "500":
             return await reply(writer, 500, {"error": {"message": "scheduler\nis gone"}})
+        if fault == "422":  # as frameworks do, with all of the input in it
+            return await reply(writer, 422, {"detail": [{"msg": "Field required", "input": "x" * 200_000}]})
         if fault == "html":
             return await reply(writer, 200, "<html>hello</html>")
         body = json.loads(raw)
@@ -225,8 +227,8 @@ def chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
 async def reply(writer: asyncio.StreamWriter, status: int, content: Any) -> bool:
     """A whole answer."""
     data = json.dumps(content).encode()
-    writer.write(b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % (status, len(data)))
-    writer.write(data)
+    head = b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % (status, len(data))
+    writer.write(head + data)
     await writer.drain()
     return True
 

@@ -123,5 +123,21 @@ def test_an_accuracy_floor_is_judged_by_the_interval(
         assert f"{score[1]} questions), claimed {bound}" in judgement.fact
 
 
-def test_a_floor_of_speed_is_not_about_answers() -> None:
-    assert judge(ExpectToks(60), seen(NAN)).verdict is Verdict.INCONCLUSIVE
+@pytest.mark.parametrize(("score", "verdict"), [((99, 100), "HOLDS"), ((18, 20), "INCONCLUSIVE"), ((0, 20), "WORSE")])
+def test_every_verdict_on_accuracy_tells_how_it_was_measured(score: tuple[int, int], verdict: str) -> None:
+    told = Check("accuracy", True, "so many answered rightly; 3 answers were cut at their max_tokens")
+    judgement = judge(Works("full", Comparison(">=", 0.85), "q.jsonl"), seen(GOOD, told, level="full", score=score))
+    assert judgement.verdict is Verdict[verdict]
+    assert f"accuracy: {told.fact}" in judgement.details
+
+
+def test_an_accuracy_that_could_not_be_measured_says_why() -> None:
+    why = Check("accuracy", None, "30 of 30 answers were cut at their max_tokens before they began: raise max_tokens")
+    judgement = judge(Works("full", Comparison(">=", 0.85), "q.jsonl"), seen(GOOD, why, level="full"))
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert judgement.details == (f"accuracy: not checked: {why.fact}",)
+
+
+def test_a_server_that_answers_garbage_has_no_speed() -> None:
+    judgement = judge(ExpectToks(60), seen(NAN))
+    assert (judgement.verdict, judgement.outcome) == (Verdict.WORSE, "numerics")

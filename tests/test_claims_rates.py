@@ -97,6 +97,26 @@ def test_a_meter_that_was_short_of_cpu_contradicts_nothing() -> None:
     assert (slow.verdict, slow.details) == (Verdict.INCONCLUSIVE, ("the meter was busy",))
     assert slow.fact.endswith("claimed at least 100: the meter was short of CPU")
     assert said(FLOOR, Series(STEADY, understated=True)).verdict is Verdict.HOLDS
+    assert said(ABOUT, Series(scaled(65), understated=True)).verdict is Verdict.INCONCLUSIVE
+    assert said(ABOUT, Series(scaled(80), understated=True)).verdict is Verdict.BETTER
+
+
+@pytest.mark.parametrize(
+    ("ratio", "rate", "ours", "others"),
+    [(">2", 2.3, True, False), (">2", 1.2, False, True), ("<0.5", 0.4, False, True), ("<0.5", 0.9, True, False)],
+)
+def test_a_ratio_stands_only_if_it_cannot_be_the_meters_doing(
+    ratio: str, rate: float, ours: bool, others: bool
+) -> None:
+    """``ours``, ``others``: whose rate may be higher without changing the verdict."""
+    stated = replace(TWICE, ratio=Comparison(ratio[0], float(ratio[1:])))
+    clear = said(stated, Series(scaled(rate))).verdict
+    assert clear is not Verdict.INCONCLUSIVE
+    for series, stands in (
+        (Series(scaled(rate), understated=True), ours),
+        (Series(scaled(rate), others_understated=True), others),
+    ):
+        assert said(stated, series).verdict is (clear if stands else Verdict.INCONCLUSIVE)
 
 
 def test_samples_of_another_load_shape_do_not_count() -> None:
@@ -169,7 +189,15 @@ def test_a_server_that_is_compared_with_one_that_failed_is_judged_by_that_failur
 
 
 def test_two_comparisons_with_different_servers_are_apart() -> None:
-    assert TWICE.subject != replace(TWICE, other=Serves("sglang", "m")).subject
+    others = [
+        OTHER,
+        Serves("sglang", "m"),
+        replace(OTHER, env={"NCCL_ALGO": "Ring"}),
+        replace(OTHER, wrapper=("nice",)),
+    ]
+    found = {replace(TWICE, other=one).subject for one in others} | {replace(TWICE, together=False).subject}
+    assert len(found) == 5
+    assert not any("Ring" in one for one in found)  # an environment may hold secrets
 
 
 @pytest.mark.parametrize("shown", [True, False, None])

@@ -12,9 +12,9 @@ import pytest
 from pytest_gpuguard.claims.expect import ExpectToks
 from pytest_gpuguard.claims.series import Series
 from pytest_gpuguard.claims.stats import LEAST, MOST
+from pytest_gpuguard.loaded import Loaded
 from pytest_gpuguard.measure.gather import MOST_FAILED, MOST_REJECTED, Gathering, Taken, taken
 from pytest_gpuguard.measure.load import LOWER_BOUND, Spread, Window
-from pytest_gpuguard.measuring import _Loaded
 
 WINDOW = Window(70.0, 200.0, 35.0, Spread(0.1, 0.1, 0.2), None, Spread(1.0, 1.0, 1.0), 3, 70, 1.0, 0.0, 1.0)
 
@@ -113,14 +113,14 @@ def test_latencies_are_medians_and_doubts_are_told_once() -> None:
 
 def test_a_block_of_a_comparison_is_one_ratio_in_which_drift_cancels() -> None:
     gathering = Gathering((2.0, None), 300.0)
-    gathering.add_pair((at(100.0), at(110.0)), (at(50.0), at(55.0)))
+    gathering.add_block((at(100.0), at(110.0)), (at(50.0), at(55.0)))
     (ratio,) = gathering.result().samples
     assert ratio == pytest.approx(2.0, rel=0.01)
 
 
 def test_a_block_with_a_sample_that_does_not_count_is_no_ratio() -> None:
     gathering = Gathering((2.0, None), 300.0)
-    gathering.add_pair((at(100.0), taken(WINDOW, "total", "GPU-a: power limit")), (at(50.0), at(50.0)))
+    gathering.add_block((at(100.0), taken(WINDOW, "total", "GPU-a: power limit")), (at(50.0), at(50.0)))
     assert gathering.result().samples == ()
     assert gathering.result().rejected == ("GPU-a: power limit",)
 
@@ -134,10 +134,10 @@ def test_an_interrupt_while_a_server_is_warmed_up_leaves_no_load_behind() -> Non
         def alive(self) -> bool:
             raise KeyboardInterrupt
 
-    live = SimpleNamespace(boot=Interrupting(), loads=count(1), spec=SimpleNamespace(flags=(), model="m"))
+    live = SimpleNamespace(boot=Interrupting(), loads=count(1), spec=SimpleNamespace(flags=()), served="m")
     before = set(psutil.Process().children(recursive=True))
     with pytest.raises(KeyboardInterrupt):
-        _Loaded(live, ExpectToks(1.0)).__enter__()  # type: ignore[arg-type]
+        Loaded(live, ExpectToks(1.0)).__enter__()  # type: ignore[arg-type]
     left = [one for one in psutil.Process().children(recursive=True) if one not in before]
     _, alive = psutil.wait_procs(left, timeout=10)
     assert not alive

@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import pytest
 
-Run = Any
-GIB = 1 << 30
-
-
-def lines(result: pytest.RunResult, *patterns: str) -> None:
-    result.stdout.fnmatch_lines(list(patterns), consecutive=False)
+from tests.measured import QUICK, Run, fact, lines, loaded
 
 
 @pytest.fixture(autouse=True)
 def _short_samples(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest("import pytest_gpuguard.measuring as m\nm.SAMPLE_S = 0.05\n")
-
-
-def loaded(claims: Run, source: str, *args: str) -> pytest.RunResult:
-    """Runs claims that name their load as ``**LOAD``: short requests."""
-    result: pytest.RunResult = claims("LOAD = dict(input_len=8, output_len=8)\n" + dedent(source), *args)
-    return result
-
-
-def fact(result: pytest.RunResult, test: str) -> str:
-    found = re.search(rf"^(\S.*?  \S+::{test}\s.*)$", result.stdout.str(), re.MULTILINE)
-    assert found, result.stdout.str()
-    return found[1]
+    pytester.makeconftest(QUICK)
 
 
 # ----------------------------------------------------------------------------------------------------------- answers
@@ -193,3 +174,66 @@ def test_what_is_not_about_speed_knows_no_rate(claims: Run, pytester: Any) -> No
     claims('@serves("sglang", MODEL, CPU)\n@fits\ndef test_fits(): ...\n')
     (entry,) = json.loads((pytester.path / ".gpuguard" / "history.json").read_text())["claims"].values()
     assert entry["rates"] == {}
+
+
+def test_questions_are_each_claims_own(claims: Run, pytester: Any) -> None:
+    """Two claims share a server, not its answers to other questions."""
+    for name, answer in (("given", "beta"), ("never", "omega")):
+        one = {"question": "say it", "answer": answer, "match": "contains"}
+        (pytester.path / f"{name}.jsonl").write_text((json.dumps(one) + "\n") * 30)
+    result = claims(
+        """
+        @serves("sglang", MODEL, CPU)
+        @works(accuracy=">=0.5", questions="given.jsonl")
+        def test_given(): ...
+
+        @serves("sglang", MODEL, CPU)
+        @works(accuracy=">=0.5", questions="never.jsonl")
+        def test_never(): ...
+
+        @serves("sglang", MODEL, CPU)
+        @fits
+        def test_fits(): ...
+        """
+    )
+    lines(result, "CONTRADICTED (worse) *test_never *accuracy 0.000*", "HOLDS *test_fits *ready in * s, and answers")
+    lines(result, "HOLDS *test_given *accuracy 1.000*")
+
+
+@pytest.mark.parametrize("order", [("fits", "expect_toks(min=1, **LOAD)"), ("expect_toks(min=1, **LOAD)", "fits")])
+def test_the_speed_of_a_server_that_answers_garbage_is_none_in_any_order(claims: Run, order: tuple[str, str]) -> None:
+    first, second = order
+    result = loaded(
+        claims,
+        f"""
+        broken = serves("sglang", MODEL, CPU, env=dict(FAKE_SGLANG_ANSWERS="nan"))
+
+        @broken
+        @{first}
+        def test_first(): ...
+
+        @broken
+        @{second}
+        def test_second(): ...
+        """,
+    )
+    for test in ("test_first", "test_second"):
+        assert fact(result, test).startswith("CONTRADICTED (worse)")
+        assert "numerics" in fact(result, test)
+
+
+def test_a_rate_is_remembered_whichever_window_is_written_first(claims: Run, pytester: Any) -> None:
+    source = """
+        @serves("sglang", MODEL, CPU)
+        @expect_toks(min=1, when="sglang>=0.5", **LOAD)
+        @expect_toks(min=2, when="sglang<0.5", **LOAD)
+        def test_here_first(): ...
+
+        @serves("sglang", MODEL, CPU)
+        @expect_toks(min=2, when="sglang<0.5", **LOAD)
+        @expect_toks(min=1, when="sglang>=0.5", **LOAD)
+        def test_here_last(): ...
+        """
+    loaded(claims, source)
+    history = json.loads((pytester.path / ".gpuguard" / "history.json").read_text())
+    assert [list(one["rates"]) for one in history["claims"].values()] == [["expect_toks(1, 8, 8, total) on no GPU"]] * 2

@@ -1,120 +1,20 @@
-"""Measured claims on GPUs of the NVML stand-in: two servers at once, peaks of memory, and samples that do not count."""
+"""Measured claims on GPUs of the NVML stand-in: peaks of memory, samples that do not count, references by card."""
 
 from __future__ import annotations
 
-import re
+import json
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
 
 import pytest
 
+from tests.measured import QUICK, Run, boots, lines, loaded
 from tests.standin.fixtures import FakeRigFactory
-
-Run = Any
-GIB = 1 << 30
 
 
 @pytest.fixture(autouse=True)
 def _short_samples(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest("import pytest_gpuguard.measuring as m\nm.SAMPLE_S = 0.05\n")
-
-
-def loaded(claims: Run, source: str, *args: str) -> pytest.RunResult:
-    """Runs claims that name their load as ``**LOAD``: short requests."""
-    result: pytest.RunResult = claims("LOAD = dict(input_len=8, output_len=8)\n" + dedent(source), *args)
-    return result
-
-
-def lines(result: pytest.RunResult, *patterns: str) -> None:
-    result.stdout.fnmatch_lines(list(patterns), consecutive=False)
-
-
-# ------------------------------------------------------------------------------------------------------- comparisons
-
-COMPARED = """
-    def at(rate):
-        return serves("sglang", MODEL, env={"FAKE_SGLANG_TOKS": str(rate)})
-
-    @needs_gpus(1)
-    @at(400)
-    @fits
-    @compare(other=at(50), ratio=">1.5", **LOAD)
-    def test_faster(server):
-        assert server.generate("still up")
-
-    @needs_gpus(1)
-    @at(50)
-    @compare(other=at(400), ratio=">0.9", **LOAD)
-    def test_slower(): ...
-"""
-
-
-def boots(file: Path) -> list[str]:
-    """The GPUs of each server that was started, in order."""
-    return re.findall(r"CUDA_VISIBLE_DEVICES=(\S+)", file.read_text())
-
-
-@pytest.mark.parametrize("gpus", [1, 2])
-def test_two_servers_are_compared_at_once_where_there_is_room_and_in_turns_elsewhere(
-    claims: Run, fake_rig: FakeRigFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpus: int
-) -> None:
-    fake_rig(n=gpus).apply(monkeypatch)
-    monkeypatch.setenv("FAKE_SGLANG_BOOTS", str(tmp_path / "boots"))
-    result = loaded(claims, COMPARED, "-v")
-    lines(result, "CONTRADICTED (worse) *test_slower *× the other's tok/s (*, claimed >0.9")
-    lines(result, "HOLDS *test_faster*", "*HOLDS: compare(ratio>1.5, *× the other's tok/s (*, claimed >1.5")
-    booted = len(boots(tmp_path / "boots"))
-    # In turns it is A B A, and B A more where the machine was too busy for a clear answer.
-    assert booted == 4 if gpus == 2 else booted in range(6, 15, 2)
-    assert len(set(boots(tmp_path / "boots"))) == gpus
-    how = "both up at once" if gpus == 2 else "one after the other on the same GPUs"
-    lines(result, f"*the two servers: {how}*")
-
-
-def test_a_comparison_that_must_be_alone_is_made_in_turns(
-    claims: Run, fake_rig: FakeRigFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    fake_rig(n=2).apply(monkeypatch)
-    monkeypatch.setenv("FAKE_SGLANG_BOOTS", str(tmp_path / "boots"))
-    result = loaded(
-        claims,
-        """
-        def at(rate):
-            return serves("sglang", MODEL, env={"FAKE_SGLANG_TOKS": str(rate)})
-
-        @needs_gpus(1)
-        @at(400)
-        @compare(other=at(50), ratio=">1.5", together=False, **LOAD)
-        def test_alone(): ...
-        """,
-    )
-    lines(result, "HOLDS *test_alone *")
-    assert len(boots(tmp_path / "boots")) in (3, 5, 7)
-
-
-def test_a_comparison_with_a_server_that_fails_or_is_not_here(
-    claims: Run, fake_rig: FakeRigFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_rig(n=2).apply(monkeypatch)
-    result = loaded(
-        claims,
-        """
-        @needs_gpus(1)
-        @serves("sglang", MODEL)
-        @compare(other=serves("sglang", MODEL, env={"FAKE_SGLANG": "weights_oom"}), ratio=">2", **LOAD)
-        def test_fails(): ...
-
-        @needs_gpus(1)
-        @serves("sglang", MODEL)
-        @fits
-        @compare(other=serves("sglang", "no-such-model"), ratio=">2", **LOAD)
-        def test_absent(): ...
-        """,
-    )
-    lines(result, "CONTRADICTED (worse) *test_fails *the other server: oom.weights: *")
-    lines(result, "NOT_EVALUATED *test_absent *the other server cannot be booted here: *no-such-model*")
-    lines(result, "*HOLDS: fits: ready*")
+    pytester.makeconftest(QUICK)
 
 
 # ------------------------------------------------------------------------------------------------------------- peaks
@@ -193,13 +93,40 @@ def test_the_peak_of_a_server_is_judged_with_a_warning_and_the_margin_is_what_is
     lines(result, "*warning: a server's KV pool always fills up to the fraction*")
 
 
+def test_what_a_stranger_used_meanwhile_is_not_held_against_a_test(
+    claims: Run, fake_rig: FakeRigFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_rig(n=1).apply(monkeypatch)
+    result = claims(
+        """
+        import os, subprocess, time
+        from pathlib import Path
+        from tests.standin import standin
+
+        @needs_gpus(1)
+        @max_mem("20GiB", of="peak")
+        def test_small(gpus):
+            started = subprocess.run(
+                ["sh", "-c", "setsid sleep 60 >/dev/null 2>&1 & echo $!"], capture_output=True, text=True
+            )
+            pid = int(started.stdout)
+            slot = standin.open_rig(Path(os.environ["GPUGUARD_FAKE_RIG"])).gpu[0].process[3]
+            slot.start, slot.sticky, slot.bytes, slot.pid = standin.start_time(pid), 0, 30 << 30, pid
+            time.sleep(2.5)
+            os.kill(pid, 9)
+            time.sleep(0.3)
+        """
+    )
+    lines(result, "INFRA *test_small *peak memory 30.00 GiB *: others used these GPUs meanwhile: *pid *with 30.00 GiB")
+
+
 # ---------------------------------------------------------------------------------------------- samples and references
 
 
 def test_samples_that_do_not_count_are_told_with_the_reason(
     claims: Run, fake_rig: FakeRigFactory, monkeypatch: pytest.MonkeyPatch, pytester: pytest.Pytester
 ) -> None:
-    pytester.makeconftest("import pytest_gpuguard.measuring as m\nm.SAMPLE_S = 0.6\n")  # clocks: two looks a second
+    pytester.makeconftest("import pytest_gpuguard.loaded as l\nl.SAMPLE_S = 0.6\n")  # clocks: two looks a second
     rig = fake_rig(n=1)
     rig.apply(monkeypatch)
     rig.busy(0, 1200, reasons=0x40)  # nvml.h: nvmlClocksEventReasonHwThermalSlowdown
@@ -259,3 +186,49 @@ def test_a_reference_is_that_of_the_card_and_none_is_not_evaluated_before_any_bo
     lines(result, "NOT_EVALUATED *test_another_card *no reference for rtx-pro-6000-server: it is stated for h200")
     lines(result, "HOLDS *test_this_card *claimed at least 1")
     assert len(boots(tmp_path / "boots")) == 1
+
+
+def test_gpus_that_do_not_answer_meanwhile_give_no_sample(
+    claims: Run, fake_rig: FakeRigFactory, monkeypatch: pytest.MonkeyPatch, pytester: pytest.Pytester
+) -> None:
+    fake_rig(n=1).apply(monkeypatch)
+    pytester.makeconftest(
+        QUICK
+        + dedent(
+            """
+            from pytest_gpuguard.measure.sampler import Sampler
+            from pytest_gpuguard.claims.measurement import Conditions
+            silent = Conditions(silent=("GPU-x: NVML did not answer within 5 s",))
+            Sampler.conditions = lambda self, since, until: silent
+            """
+        )
+    )
+    result = loaded(
+        claims,
+        """
+        @needs_gpus(1)
+        @at(400)
+        @expect_toks(min=1, **LOAD)
+        def test_hung(): ...
+        """,
+    )
+    lines(result, "INCONCLUSIVE *test_hung *10 rejected: GPU-x: NVML did not answer within 5 s*")
+
+
+def test_a_rate_is_remembered_by_the_card_that_it_was_measured_on(
+    claims: Run, fake_rig: FakeRigFactory, monkeypatch: pytest.MonkeyPatch, pytester: pytest.Pytester
+) -> None:
+    rig = fake_rig(n=2)
+    rig.apply(monkeypatch)
+    rig.shared.gpu[1].name = b"NVIDIA H200"
+    loaded(
+        claims,
+        """
+        @needs_gpus(1)
+        @at(400)
+        @expect_toks(min=1, **LOAD)
+        def test_one_card(): ...
+        """,
+    )
+    (entry,) = json.loads((pytester.path / ".gpuguard" / "history.json").read_text())["claims"].values()
+    assert list(entry["rates"]) == ["expect_toks(1, 8, 8, total) on rtx-pro-6000-server"]

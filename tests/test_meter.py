@@ -129,6 +129,7 @@ def test_the_served_models_name_is_asked_for_where_none_is_given(serve: Serve) -
     ("fault", "says"),
     [
         ("404", "HTTP 404 from .*Not Found"),
+        ("422", 'HTTP 422 from .*"msg": "Field required"'),
         ("500", "HTTP 500 from .*scheduler.*is gone"),
         ("mid", "broken in mid-stream after 9 tokens: "),
         ("truncated", "the stream ended in mid-stream after 9 tokens within an event: data: {"),
@@ -151,6 +152,29 @@ def test_a_request_that_fails_is_the_windows_failure(serve: Serve, api: str, fau
     assert "\n" not in window.failed
     assert math.isnan(window.output_toks)
     assert window.ttft_s is None
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_a_request_may_wait_in_a_queue_for_longer_than_a_server_may_be_silent(serve: Serve, processes: int) -> None:
+    url = serve("--slots", "1", "--ttft", "0.02", "--itl", "0.02")
+    with Meter(url, {}, Load(3, output_len=41), silence_s=1.0, processes=processes) as meter:
+        window = meter.sample(0.1, rounds=1)
+    assert window.failed is None
+    assert window.ttft_s is not None
+    assert window.ttft_s.median > 1.2
+    assert window.output_toks == pytest.approx(50, rel=0.2)
+
+
+@pytest.mark.parametrize("fault", ["silent", "silent-mid"])
+def test_a_server_that_is_silent_to_all_processes_has_failed(serve: Serve, fault: str) -> None:
+    url = serve("--itl", "0.005", "--fault", fault, "--fault-after", "2")
+    called = time.monotonic()
+    with Meter(url, {}, Load(2, output_len=20), silence_s=1.0, processes=2) as meter:
+        window = meter.sample(0.3)
+    assert time.monotonic() - called < 15
+    assert window.failed is not None
+    assert window.failed.endswith(": nothing came for 1 s")
+    assert not window.ours
 
 
 def test_an_aborted_request_has_failed(serve: Serve) -> None:

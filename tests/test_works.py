@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_gpuguard.claims.answers import Answers, Check, wilson
+from pytest_gpuguard.measure.ask import Asker
 from pytest_gpuguard.measure.prompts import SHORT, storied, story
 from pytest_gpuguard.measure.replies import Failed, read_native, read_openai
 from pytest_gpuguard.measure.sanity import Answer
@@ -111,6 +112,34 @@ def test_a_refusal_is_no_failure(fault: str, fact: str) -> None:
     assert [check.name for check in found.checks] == ["prefill"]
     assert fact in found.checks[0].fact
     assert found.first_open is found.checks[0]
+
+
+@pytest.mark.parametrize("info", [{"is_embedding": True}, {"model_info": {"is_generation": False}}, {}])
+def test_a_server_that_embeds_is_not_judged(info: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "questions.jsonl"
+    path.write_text('{"prompt": "2 + 2 =", "answer": 4}')
+    with answers_server("embeds", **info) as server:
+        found = probe(server)
+        assert [one for _, one in server.bodies if info] == [], "log-probs of an embedding model have killed servers"
+        full = probe(server, "full", questions=path)
+    for one in (found, full):
+        assert one.ok is None
+        assert one.checks[0] == Check("prefill", None, one.checks[0].fact)
+        assert "an embedding or reward server generates no text" in one.checks[0].fact
+
+
+def test_information_that_is_nested_too_deeply_to_be_read_is_none() -> None:
+    with answers_server("deep_info") as server:
+        assert probe(server).ok is True
+
+
+def test_a_prompt_that_cannot_be_sent_is_refused() -> None:
+    with answers_server() as server, Asker(server.url, {}) as asker:
+        found = asker.answer("half a pair: \ud83d", 4)
+        assert server.bodies == []
+    assert isinstance(found, Failed)
+    assert found.refused
+    assert "the request is no text that can be sent" in found.fact
 
 
 def test_empty_answers_are_left_open() -> None:

@@ -75,6 +75,10 @@ def test_a_file_is_read_with_its_defaults(tmp_path: Path) -> None:
         ({"question": "a", "answer": "c", "choices": ["d", "e"]}, "is none of the choices, nor a letter A to B"),
         ({"question": "a", "answer": "d", "choices": ["d", "D"]}, "two choices are 'd'"),
         ({"question": "a", "answer": "b", "max_tokens": 0}, '"max_tokens" is a positive whole number, not 0'),
+        ({"question": "a", "answer": "b", "max_tokens": 8.5}, '"max_tokens" is a positive whole number, not 8.5'),
+        ('{"question": "a", "answer": NaN}', '"answer" is missing, empty, or neither text nor number'),
+        ('{"question": "a\\ud83d", "answer": "b"}', "has half of a surrogate pair, which cannot be sent"),
+        ("[" * 100_000, "is no JSON: "),
         ({"max_tokens": "many"}, "\"max_tokens\" is a positive whole number, not 'many'"),
     ],
 )
@@ -96,6 +100,13 @@ def test_a_file_without_questions_or_without_text_is_an_error(tmp_path: Path) ->
         read_questions(tmp_path / "bytes")
 
 
+@pytest.mark.parametrize("odd", ["\u2028", "\x85"])
+def test_a_line_ends_at_a_line_feed_alone(tmp_path: Path, odd: str) -> None:
+    path = tmp_path / "questions.jsonl"
+    path.write_text(json.dumps({"question": f"a{odd}b", "answer": "c"}, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert read_questions(path)[0].text == f"a{odd}b"
+
+
 CHOICES = ("stone", "apple", "a bus")
 
 
@@ -112,6 +123,29 @@ CHOICES = ("stone", "apple", "a bus")
         ("number", "-3", "The result is −3", True),
         ("number", "7", "model w7", False),
         ("number", "7", "", False),
+        ("number", "5", "答案是5", True),
+        ("number", "5", "共5个", True),
+        ("number", "5", "It is __5__", True),
+        ("number", "5", "It is _5_.", True),
+        ("number", "5", "step_5", False),
+        ("number", "42", "That makes USD42", True),
+        ("number", "4090", "an RTX4090", False),
+        ("number", "1e-7", "0.0000001", True),
+        ("number", "1e-7", "It is 1E-07.", True),
+        ("number", "1E-7", "7", False),
+        ("number", "1.5e-3", "about 1.5e\u22123", True),
+        ("number", "1e16", "10000000000000000", True),
+        ("number", "10000000000000001", "10000000000000000", False),
+        ("number", "2", "1e5000000000 and 2", True),
+        ("exact", "Paris", "<think>\nLyon?\n</think>\n\nParis", True),
+        ("contains", "Paris", "<think>Paris? No.</think>\n\nLyon", False),
+        ("contains", "Paris", "<think>It may be Paris", False),
+        ("number", "5", "a </think> 6 </think> 5", True),
+        ("contains", "巴黎", "法国的首都是巴黎。", True),
+        ("contains", "巴黎", "法国的首都是里昂。", False),
+        ("contains", "Tokyo", "首都はTokyoです", True),
+        ("contains", "서울", "수도는 서울입니다", True),
+        ("contains", "Рим", "Римский", False),
         ("exact", "Rome", " rome.\n", True),
         ("exact", "Rome", "It is Rome", False),
         ("contains", "Rome", "It is ROME, of course", True),
@@ -132,6 +166,44 @@ CHOICES = ("stone", "apple", "a bus")
 def test_answers_are_judged_by_fixed_rules(match: Any, answer: str, text: str, is_right: bool) -> None:
     choices = CHOICES if match == "choice" else ()
     assert right(Question("q", answer, match, choices), text) is is_right
+
+
+ANIMALS = ("a cat", "a dog", "a cow", "a hen")
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("The answer is a dog.", "B"),
+        ("The correct answer: a dog", "B"),
+        ("**Answer**: the dog", "B"),
+        ("The answer is a bit tricky, but it is B.", "B"),
+        ("I think the answer is a dog, so B.", "B"),
+        ("The answer: a dog. **B**", "B"),
+        ("B. A dog. The other answer a student may give is C", "B"),
+        ("The answer is b.", "B"),
+        ("the answer is (b) a dog", "B"),
+        ("b) a dog", "B"),
+        ("e.g. a dog? I say C", "C"),
+        ("The answer is A because cats purr", "A"),
+        ("The answer is $\\boxed{\\text{B}}$", "B"),
+        ("The answer is a catfish", None),
+        ("A Dog", "B"),
+        ("答案是B。", "B"),
+        ("B、狗", "B"),
+        ("我选B因为它叫", "B"),
+        ("<think>The answer is A.</think>The answer is B.", "B"),
+    ],
+)
+def test_an_article_is_no_letter_and_a_choice_may_be_named_by_its_text(text: str, letter: str | None) -> None:
+    assert [one for one in "ABCD" if right(Question("q", one, "choice", ANIMALS), text)] == ([letter] if letter else [])
+
+
+def test_choices_that_begin_alike_are_told_apart() -> None:
+    choices = ("4", "4.5", "C++", "C")
+    for text, letter in (("4.", "A"), ("4.5", "B"), ("C++.", "C"), ("C", "C"), ("4.7", None)):
+        said = f"The answer is {text}"
+        assert [one for one in "ABCD" if right(Question("q", one, "choice", choices), said)] == [letter][: bool(letter)]
 
 
 def test_choices_are_asked_by_letter() -> None:
@@ -166,6 +238,40 @@ def test_prompts_are_continued_and_questions_go_through_the_chat_template_if_the
     assert found.accuracy == 1.0
     assert asked == {"Italy's capital is": "/generate", "Which town?": asked_at}
     assert ("without a chat template" in found.checks[-1].fact) is (fault is not None)
+
+
+def _choice(content: str | None, finish: str = "stop") -> dict[str, Any]:
+    return {"message": {"content": content, "reasoning_content": "Hm."}, "finish_reason": finish}
+
+
+THOUGHT = _choice("<think>1? 99? </think>It is 4.")
+
+
+@pytest.mark.parametrize(
+    ("cut", "others"),
+    [
+        (_choice(None, "length"), THOUGHT),
+        (_choice("<think>Let me see: 7", "length"), _choice("4")),
+        (_choice("Let me see: 7", "length"), THOUGHT),  # the template began the thinking
+    ],
+)
+def test_answers_that_were_cut_while_the_model_thought_are_undecided(
+    tmp_path: Path, cut: dict[str, Any], others: dict[str, Any]
+) -> None:
+    names = [f"{n}: 2 + 2?" for n in range(40)]
+    path = written(tmp_path, *({"question": one, "answer": 4} for one in names))
+    for many, score in ((2, (38, 38)), (3, (None, None))):
+        choices = {one: cut if at < many else others for at, one in enumerate(names)}
+        with answers_server(choices=choices) as server:
+            found = probe(server, path)
+        assert (found.correct, found.total) == score
+        if many == 2:
+            assert "; 2 more were cut before they began, and are not counted" in found.checks[-1].fact
+        else:
+            assert found.checks[-1].ok is None
+            assert found.checks[-1].fact == (
+                "3 of 40 answers were cut at their max_tokens before they began: raise max_tokens"
+            )
 
 
 def test_accuracy_is_not_known_when_questions_fail(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from .judgement import Judgement, Verdict, details, ready
 from .observation import Decisive, Observation
 from .outcome import READY
 
-#: Kinds of expectations that are about whether it works, and so want the short probe.
-PROBED: Final = frozenset({"fits", "works", "ooms", "unsupported", "fails"})
+#: Kinds of expectations that presuppose, or deny, that it works, and so want the short probe.
+PROBED: Final = frozenset({"fits", "works", "ooms", "unsupported", "fails", "expect_toks", "compare"})
 
 
 #: What is said of answers that mean nothing.
@@ -63,14 +63,15 @@ def works(expectation: Works, observation: Observation) -> Judgement:
     share, interval = answers.accuracy, answers.accuracy_interval
     if share is None or interval is None:
         return Judgement(label, Verdict.INCONCLUSIVE, outcome, "ready, but its accuracy was not measured", unasked)
+    told = (*(f"{one.name}: {one.fact}" for one in answers.checks if one.ok and one.name == "accuracy"), *unasked)
     bound, (low, high) = expectation.accuracy, interval
     fact = f"accuracy {share:.3f} ({low:.3f}–{high:.3f} at 95 %, {answers.total} questions), claimed {bound}"
     if bound.holds(low) and bound.holds(high):
-        return Judgement(label, Verdict.HOLDS, outcome, fact, unasked)
+        return Judgement(label, Verdict.HOLDS, outcome, fact, told)
     if low <= bound.value <= high:
-        return Judgement(label, Verdict.INCONCLUSIVE, outcome, f"{fact}: the interval straddles it", unasked)
+        return Judgement(label, Verdict.INCONCLUSIVE, outcome, f"{fact}: the interval straddles it", told)
     verdict = Verdict.WORSE if high < bound.value else Verdict.BETTER
-    return Judgement(label, verdict, outcome, fact, details(observation))
+    return Judgement(label, verdict, outcome, fact, (*told, *details(observation)))
 
 
 def _why(answers: Answers) -> str:

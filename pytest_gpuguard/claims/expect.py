@@ -5,6 +5,7 @@ An expectation never measures anything. ``when`` is the window of stacks for whi
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
@@ -290,8 +291,13 @@ class Compare(Rated):
     @property
     def subject(self) -> str:
         """The load shape and the other server: a claim may be compared with several."""
-        named = self.other.describe() if self.other is not None else ""
-        return f"compare({self.concurrency}, {self.input_len}, {self.output_len}, {self.per}; {named})"
+        shape = f"{self.concurrency}, {self.input_len}, {self.output_len}, {self.per}"
+        if self.other is None:
+            return f"compare({shape})"
+        # Environment and wrapper make another server too; they may hold secrets, and are not spelled out.
+        digest = hashlib.sha256(repr(self.other.identity).encode()).hexdigest()[:8]
+        way = "" if self.together else ", in turn"
+        return f"compare({shape}{way}; {self.other.describe()}; {digest})"
 
     @property
     def bounds(self) -> tuple[float | None, float | None]:

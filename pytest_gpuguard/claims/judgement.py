@@ -79,6 +79,8 @@ class Judgement:
     details: tuple[str, ...] = ()
     reason: str | None = None
     warning: str | None = None
+    #: What it is about, where several judgements of a claim may have one label.
+    subject: str | None = None
 
 
 def worst(judgements: Sequence[Judgement]) -> Judgement:

@@ -71,6 +71,9 @@ def _max_mem(expectation: MaxMem, observation: Observation) -> Judgement:
     if verdict is Verdict.HOLDS and expectation.of == "peak" and peak is not None and peak.missing:
         verdict = Verdict.INCONCLUSIVE  # what was not looked at may have been higher
     fact = f"{expectation.of} memory {said}, claimed at most {expectation.limit_gib:g} GiB"
+    if verdict is Verdict.WORSE and expectation.of == "peak" and observation.strangers:
+        fact += f": others used these GPUs meanwhile: {'; '.join(observation.strangers)}"
+        return Judgement(label, Verdict.INFRA, "infra.dirty_gpu", fact)
     more = () if verdict is Verdict.HOLDS else details(observation)
     return Judgement(label, verdict, outcome, fact, more, warning=warning)
 

@@ -45,14 +45,10 @@ class Conditions:
     """What the GPUs did between two moments, one line each.
 
     ``slowed`` says what held the clocks down, or that they fell; ``foreign`` names processes of others that used a
-    GPU; ``unknown`` what could not be asked, or not be told apart.
+    GPU; ``unknown`` what could not be asked, or not be told apart; ``silent`` GPUs that did not answer at all.
     """
 
     slowed: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
-
-    @property
-    def beyond_power_limit(self) -> tuple[str, ...]:
-        """``slowed`` without what the software power cap explains."""
-        return tuple(line for line in self.slowed if POWER_LIMIT not in line)
+    silent: tuple[str, ...] = ()

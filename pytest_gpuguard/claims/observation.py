@@ -123,6 +123,8 @@ class Observation:
     peak: Peak | None = None
     free_gib: float | None = None
     cards: tuple[str, ...] = ()
+    #: Other processes that used its GPUs meanwhile: who, and how much.
+    strangers: tuple[str, ...] = ()
     requested_tokens: int | None = None
     log: str | None = None
     tail: tuple[str, ...] = ()

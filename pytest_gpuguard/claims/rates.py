@@ -65,7 +65,7 @@ def _rated(stated: Rated, label: str, observation: Observation, unit: str, claim
     decision = decide(series.samples, *stated.bounds)
     verdict = _VERDICTS[decision.standing]
     fact = f"{_said(decision, series, unit)}, claimed {claimed}"
-    if verdict is Verdict.WORSE and series.understated:
+    if _undercut(series, decision.standing, *stated.bounds):
         return Judgement(label, Verdict.INCONCLUSIVE, outcome, f"{fact}: the meter was short of CPU", _more(series))
     if verdict is Verdict.INCONCLUSIVE:
         fact += ": the interval straddles it" if decision.interval is not None else ""
@@ -74,6 +74,16 @@ def _rated(stated: Rated, label: str, observation: Observation, unit: str, claim
         more = (*more, *details(observation))
     drift = _drift(decision.interval, series.baseline, unit) if verdict is Verdict.HOLDS else None
     return Judgement(label, verdict, outcome, fact, more, warning=drift)
+
+
+def _undercut(series: Series, standing: Standing, low: float | None, high: float | None) -> bool:
+    """Whether a rate that may be higher than was measured (or a ratio, either way) could stand otherwise."""
+    rises, falls = series.understated, series.others_understated
+    if standing is Standing.BELOW:
+        return rises
+    if standing is Standing.ABOVE:
+        return falls
+    return standing is Standing.INSIDE and ((rises and high is not None) or (falls and low is not None))
 
 
 def _said(decision: Decision, series: Series, unit: str) -> str:

@@ -35,8 +35,9 @@ class Series:
     doubts: tuple[str, ...] = ()
     latencies: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     baseline: Baseline | None = None
-    #: The meter was short of CPU: the true rate may be higher.
+    #: The meter was short of CPU: the true rate may be higher. In a comparison, of either server.
     understated: bool = False
+    others_understated: bool = False
     #: Why nothing was measured although it was claimed: the kind of an unmet need, and the words.
     unmet: tuple[str, str] | None = None
     #: How the two servers of a comparison ran: "both up at once", "one after the other".
@@ -50,7 +51,7 @@ class Series:
             "failed": list(self.failed),
             "ours": self.ours,
             "doubts": list(self.doubts),
-            "understated": self.understated,
+            "understated": self.understated or self.others_understated,
             "latencies_s": dict(self.latencies),
             "baseline": {"rate": self.baseline.rate, "when": self.baseline.when} if self.baseline else None,
             "unmet": self.unmet[1] if self.unmet is not None else None,

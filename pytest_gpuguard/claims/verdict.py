@@ -176,7 +176,9 @@ def judge_claim(
     stated = [one for one in claim.expectations if one.when is None or one.when.matches(version_of)]
     if not stated:
         return (_unstated(claim, observations, version_of, body),)
-    judgements = [_told(_judge_all(one, observations, body), [one], version_of) for one in stated]
+    judgements = [
+        replace(_told(_judge_all(one, observations, body), [one], version_of), subject=one.subject) for one in stated
+    ]
     return _with_uses(stated, judgements)
 
 

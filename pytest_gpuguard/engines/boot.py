@@ -243,6 +243,13 @@ class Boot:
         return self._process.processes() if self._process is not None else self._had
 
     @property
+    def silent_s(self) -> float:
+        """How long its log has not grown, in seconds."""
+        while self._read():
+            pass
+        return time.monotonic() - self._last_line
+
+    @property
     def eager_decodes(self) -> int:
         """How many decode steps its log tells so far that ran without CUDA graphs."""
         while self._read():

@@ -14,7 +14,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from .replies import COMPLETIONS, NATIVE, Failed, Reply, mentions_nan, message_of, one_line, read_native, read_openai
+from .replies import (
+    COMPLETIONS,
+    EMBEDS,
+    NATIVE,
+    Failed,
+    Reply,
+    mentions_nan,
+    message_of,
+    one_line,
+    read_native,
+    read_openai,
+)
 from .sanity import Answer
 
 CHAT: Final = "/v1/chat/completions"
@@ -74,11 +85,32 @@ class Asker:
             try:
                 answer = self._client.get(path, timeout=min(self.left_s, 10.0))
                 said = answer.json() if answer.status_code == 200 else None
-            except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+            except (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError):  # RecursionError: deeply nested
                 continue
             if isinstance(said, dict):
                 return said
         return {}
+
+    def server_info(self) -> dict[str, Any]:
+        """What SGLang says of how it runs; empty of another server."""
+        return self.get("/server_info", "/get_server_info")
+
+    def no_text(self, info: Mapping[str, Any]) -> str | None:
+        """Why this server, with this ``server_info``, generates no text, or None.
+
+        Log-probs must not be asked of such a one: it has no logits. SGLang tells by an argument of the server, or by
+        the model (0.5.23, ``/model_info``).
+        """
+        if info.get("is_embedding") is True or (info and self._model_info().get("is_generation") is False):
+            return EMBEDS
+        return None
+
+    def model_path(self, info: Mapping[str, Any]) -> str:
+        """The path or name of the model that is served, by whoever tells it."""
+        return str(self._model_info().get("model_path") or info.get("model_path") or self.model())
+
+    def _model_info(self) -> dict[str, Any]:
+        return self.get("/model_info", "/get_model_info")
 
     def model(self) -> str:
         """The name by which requests to ``/v1`` name the model."""
@@ -155,6 +187,8 @@ class Asker:
         try:
             answer = self._client.post(path, json=dict(body), timeout=self.left_s)
             status, text = answer.status_code, answer.text
+        except UnicodeEncodeError as error:
+            return Failed(f"the request is no text that can be sent: {error.reason}", refused=True)
         except httpx.TimeoutException:
             return self._late(time.monotonic() - started)
         except (httpx.HTTPError, httpx.InvalidURL, RuntimeError) as error:  # RuntimeError: closed under it

@@ -33,11 +33,13 @@ class Taken:
     rate: float
     window: Window
     rejected: str | None = None
+    doubts: tuple[str, ...] = ()
 
 
-def taken(window: Window, per: str, rejected: str | None = None) -> Taken:
+def taken(window: Window, per: str, rejected: str | None = None, doubts: tuple[str, ...] = ()) -> Taken:
     """A window as a sample of the rate that is asked for."""
-    return Taken(window.output_toks if per == "total" else window.request_toks, window, rejected)
+    rate = window.output_toks if per == "total" else window.request_toks
+    return Taken(rate, window, rejected, (*window.doubts, *doubts))
 
 
 class Gathering:
@@ -56,6 +58,7 @@ class Gathering:
         self._began = clock()
         self._paused = 0.0
         self._windows: list[Window] = []
+        self._doubts: dict[str, None] = {}
         self.series = known if known is not None else Series()
 
     def add(self, one: Taken) -> None:
@@ -63,17 +66,26 @@ class Gathering:
         if self._counts(one):
             self._put(one.rate)
 
-    def add_pair(self, ours: Sequence[Taken], others: Sequence[Taken]) -> None:
+    def add_block(self, ours: Sequence[Taken], others: Sequence[Taken]) -> None:
         """An A B B A block of a comparison: two samples of each. One that does not count spoils the block."""
         block = [*ours[:1], *others, *ours[1:]]
-        if all([self._counts(one) for one in block]):
+        if all([self._counts(one, other=one in others) for one in block]):
             names = ["a", *("b" for _ in others), *("a" for _ in ours[1:])]
             for ratio in ratio_samples([(name, one.rate) for name, one in zip(names, block, strict=True)]):
                 self._put(ratio)
 
+    def doubt(self, text: str) -> None:
+        """Something to know about the figures."""
+        self._doubts[text] = None
+
     def spent(self, seconds: float) -> None:
         """Time that does not count: boots between the samples."""
         self._paused += seconds
+
+    @property
+    def left_s(self) -> float:
+        """The time that is left, in seconds; 0 when it is over."""
+        return max(0.0, self._limit_s - (self._clock() - self._began - self._paused))
 
     @property
     def over(self) -> bool:
@@ -81,7 +93,7 @@ class Gathering:
         series = self.series
         if series.ours is not None or len(series.failed) >= MOST_FAILED or len(series.rejected) >= MOST_REJECTED:
             return True
-        if len(series.samples) >= MOST or self._clock() - self._began - self._paused >= self._limit_s:
+        if len(series.samples) >= MOST or not self.left_s:
             return True
         return decide(series.samples, *self._bounds).standing is not Standing.OPEN
 
@@ -93,14 +105,13 @@ class Gathering:
             values = [one.median for one in spreads if one is not None]
             if values:
                 found[name] = median(values)
-        doubts = dict.fromkeys([*self.series.doubts, *(doubt for window in self._windows for doubt in window.doubts)])
-        understated = self.series.understated or any(window.understated for window in self._windows)
-        return replace(self.series, latencies=MappingProxyType(found), doubts=tuple(doubts), understated=understated)
+        doubts = dict.fromkeys([*self.series.doubts, *self._doubts])
+        return replace(self.series, latencies=MappingProxyType(found), doubts=tuple(doubts))
 
     def _put(self, number: float) -> None:
         self.series = replace(self.series, samples=(*self.series.samples, number))
 
-    def _counts(self, one: Taken) -> bool:
+    def _counts(self, one: Taken, other: bool = False) -> bool:
         series, window = self.series, one.window
         if window.ours:
             self.series = replace(series, ours=window.failed)
@@ -112,5 +123,9 @@ class Gathering:
             self.series = replace(series, failed=(*series.failed, "no token came"))
         else:
             self._windows.append(window)
+            self._doubts |= dict.fromkeys(one.doubts)
+            if window.understated:
+                ours, others = series.understated or not other, series.others_understated or other
+                self.series = replace(self.series, understated=ours, others_understated=others)
             return True
         return False

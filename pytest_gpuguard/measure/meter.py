@@ -20,6 +20,7 @@ from typing import Any, Final
 from .load import Load, Spread, Window
 from .meter_doubts import BUSY, doubts_of
 from .meter_process import MeterProcess
+from .meter_pulse import shared_memory
 from .stream import Reply
 
 #: A window holds so many rounds of the slot that bounds it: fewer would show whole rounds as noise.
@@ -52,7 +53,8 @@ class Meter:
     by completions of one slot. Where all requests have the same length they finish nearly together, so a window that
     is cut at any completion would hold a broken number of rounds; between two completions of one slot the number is
     whole, and where requests are not in step that slot's completions are as good as any. ``alive`` is asked every
-    0.1 s; a server that sends nothing for ``silence_s`` has failed. ``processes=None`` begins with one process for
+    0.1 s; a server that sends nothing for ``silence_s``, to none of the requests, has failed: one that waits in its
+    queue may wait for longer. ``processes=None`` begins with one process for
     64 slots, and takes more after `warm_up` if that kept one more than half busy.
     """
 
@@ -178,8 +180,12 @@ class Meter:
         """Start children and the loop, where they are not running."""
         if not self._children:
             try:
-                for index in range(self._wanted):
-                    self._children.append(self._start(index))
+                pulse = shared_memory(self._wanted)
+                try:
+                    for index in range(self._wanted):
+                        self._children.append(self._start(index, pulse))
+                finally:
+                    os.close(pulse)  # the children have it
             except OSError as error:
                 raise _Failed(f"the meter cannot start its processes: {error}", ours=True) from None
             self._generation += 1
@@ -193,10 +199,11 @@ class Meter:
             for child in self._children:
                 child.tell(op="go")
 
-    def _start(self, index: int) -> MeterProcess:
+    def _start(self, index: int, pulse: int) -> MeterProcess:
         slots = list(range(index, self._load.concurrency, self._wanted))
         first = self._generation * _FIRST_STEP * self._load.concurrency
-        return MeterProcess({**self._config, "slots": slots, "first": first}, self._inbox)
+        own = {"slots": slots, "first": first, "pulse": pulse, "place": index}
+        return MeterProcess({**self._config, **own}, self._inbox)
 
     def _boundary(self, after: float, deadline: float, steady: bool = False) -> float:
         """When slot 0 completed a request, later than ``after``; ``steady``: and every slot has completed one."""

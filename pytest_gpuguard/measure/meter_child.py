@@ -20,6 +20,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from .load import APIS, Bodies, Load
+from .meter_pulse import Pulse
 from .stream import Arrivals, stream
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Child:
         self.headers: dict[str, str] = config["headers"]
         self.model: str | None = config["model"]
         self.silence_s: float = config["silence_s"]
+        self.pulse = Pulse(config.get("pulse"), config.get("place", 0))
         self.next = {slot: config["first"] + slot for slot in config["slots"]}
         self.answers = answers
         self.arrivals = Arrivals()
@@ -63,8 +65,8 @@ class Child:
         async with httpx.AsyncClient(
             base_url=self.url,
             headers={"content-type": "application/json", **self.headers, "accept-encoding": "identity"},
-            timeout=self.silence_s,
-            transport=Transport(self.silence_s),
+            timeout=None,  # the transport's affair
+            transport=Transport(self.silence_s, self.pulse),
             trust_env=False,
         ) as client:
             self.model = await self._model(client)

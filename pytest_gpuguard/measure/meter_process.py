@@ -50,6 +50,7 @@ class MeterProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            pass_fds=[config["pulse"]],
         )
         threading.Thread(target=self._read, name="gpuguard-meter", daemon=True).start()
         self.tell(**config)

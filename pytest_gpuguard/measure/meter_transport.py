@@ -7,6 +7,7 @@ that is not about bytes is httpx's.
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -14,7 +15,15 @@ from typing import Final
 
 import httpx
 
+from .meter_pulse import Pulse
+
 _LONGEST_HEAD: Final = 65536
+#: A request that gets nothing for so long is lost, whatever becomes of the others.
+_MOST_S: Final = 1800.0
+#: int() would also take a sign, blanks and underscores.
+_CHUNK_SIZE: Final = re.compile(rb"[0-9a-fA-F]{1,16}")
+_LENGTH: Final = re.compile(r"[0-9]{1,18}")
+_NO_BODY: Final = (204, 304)
 
 
 #: Bytes land here and are copied at once. asyncio's plain protocol would allocate 256 KiB for each read, which took
@@ -23,9 +32,13 @@ _LANDING: Final = memoryview(bytearray(262144))
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One connection: what came in and was not read yet, and whether it is over."""
+    """One connection: what came in and was not read yet, and whether it is over.
 
-    def __init__(self) -> None:
+    It waits for as long as ``pulse`` says that the server speaks to somebody, but for ``most_s`` at most.
+    """
+
+    def __init__(self, pulse: Pulse, most_s: float) -> None:
+        self._pulse, self._most_s = pulse, most_s
         self.transport: asyncio.Transport | None = None
         self.closed = False
         self.heard = False
@@ -47,6 +60,7 @@ class Connection(asyncio.BufferedProtocol):
         """Called by asyncio."""
         self._parts.append(bytes(_LANDING[:nbytes]))
         self.heard = True
+        self._pulse.beat()
         self._wake()
 
     def eof_received(self) -> None:
@@ -64,12 +78,12 @@ class Connection(asyncio.BufferedProtocol):
             self._waiter.set_result(None)
 
     async def read(self, silence_s: float) -> bytes:
-        """What has come; b"" at the end. Raises httpx.ReadTimeout when nothing comes for ``silence_s``."""
+        """What has come; b"" at the end. Raises httpx.ReadTimeout when the server is silent for ``silence_s``."""
         if not self._parts and not self.closed:
             loop = asyncio.get_running_loop()
             self._since = time.monotonic()
             if self._timer is None:  # one timer, set anew only when it rings: a timer for each read would cost more
-                self._timer = loop.call_later(silence_s, self._ring, silence_s)
+                self._timer = loop.call_later(min(silence_s, self._most_s), self._ring, silence_s)
             self._waiter = loop.create_future()
             try:
                 await self._waiter
@@ -84,11 +98,17 @@ class Connection(asyncio.BufferedProtocol):
         self._timer = None
         if self._waiter is None or self._waiter.done():
             return  # not waiting: the next read sets a timer
-        left = self._since + silence_s - time.monotonic()
-        if left > 0:
-            self._timer = asyncio.get_running_loop().call_later(left, self._ring, silence_s)
-        else:
+        now = time.monotonic()
+        left = max(self._since, self._pulse.last()) + silence_s - now
+        most = self._since + self._most_s - now
+        if left <= 0:
             self._waiter.set_exception(httpx.ReadTimeout(f"nothing came for {silence_s:g} s"))
+        elif most <= 0:
+            self._waiter.set_exception(
+                httpx.ReadTimeout(f"nothing came for {self._most_s:g} s, although other requests were answered")
+            )
+        else:
+            self._timer = asyncio.get_running_loop().call_later(min(left, most), self._ring, silence_s)
 
     def close(self) -> None:
         """Let go of it."""
@@ -100,15 +120,25 @@ class Connection(asyncio.BufferedProtocol):
 
 
 class Body(httpx.AsyncByteStream):
-    """The body of an answer as it comes; the connection goes back to ``idle`` when the body was read to its end."""
+    """The body of an answer as it comes; the connection goes back to ``idle`` when the body was read to its end.
+
+    Raises httpx.RemoteProtocolError for a head that does not say where the body ends.
+    """
 
     def __init__(
-        self, connection: Connection, idle: list[Connection], headers: httpx.Headers, rest: bytes, silence_s: float
+        self,
+        connection: Connection,
+        idle: list[Connection],
+        answer: tuple[int, httpx.Headers, bytes],
+        silence_s: float,
     ) -> None:
-        self._connection, self._idle, self._rest, self._silence_s = connection, idle, rest, silence_s
-        self._chunked = headers.get("transfer-encoding", "").lower() == "chunked"
-        length = headers.get("content-length")
-        self._left = int(length) if length is not None and length.isdigit() else None
+        status, headers, self._rest = answer
+        self._connection, self._idle, self._silence_s = connection, idle, silence_s
+        coding = headers.get("transfer-encoding")
+        if coding is not None and coding.lower() != "chunked":
+            raise httpx.RemoteProtocolError(f"unknown transfer-encoding: {coding[:80]!r}")
+        self._chunked = coding is not None and status not in _NO_BODY
+        self._left = 0 if status in _NO_BODY else None if self._chunked else _length(headers)
         self._keep = headers.get("connection", "").lower() != "close"
         self._whole = False
 
@@ -118,12 +148,14 @@ class Body(httpx.AsyncByteStream):
                 yield chunk
             return
         data = self._rest
-        while self._left is None or self._left > 0:
+        while True:
+            if self._left is not None:
+                if len(data) > self._left:  # more than was announced: nobody asked for it
+                    data, self._keep = data[: self._left], False
+                self._left -= len(data)
             if data:
-                if self._left is not None:
-                    self._left -= len(data)
                 yield data
-            if self._left is not None and self._left <= 0:
+            if self._left == 0:
                 break
             data = await self._connection.read(self._silence_s)
             if not data:
@@ -137,18 +169,22 @@ class Body(httpx.AsyncByteStream):
         while True:
             at, payloads = 0, []
             while (end := data.find(b"\r\n", at)) >= 0:
-                try:
-                    size = int(data[at:end].split(b";")[0], 16)
-                except ValueError:
-                    raise httpx.RemoteProtocolError("malformed chunk in the body") from None
+                digits = data[at:end].split(b";")[0].strip(b" \t")
+                if not _CHUNK_SIZE.fullmatch(digits):
+                    raise httpx.RemoteProtocolError("malformed chunk in the body")
+                size = int(digits, 16)
                 after = end + 2 + size
                 if len(data) < after + 2:
                     break
                 if size == 0:
                     self._whole = data[after:] == b"\r\n"  # trailers: not worth keeping the connection
                     break
+                if data[after : after + 2] != b"\r\n":
+                    raise httpx.RemoteProtocolError("malformed chunk in the body: longer than its size")
                 payloads.append(data[end + 2 : after])
                 at = after + 2
+            if end < 0 and len(data) - at > _LONGEST_HEAD:
+                raise httpx.RemoteProtocolError("malformed chunk in the body: its size does not end")
             if payloads:
                 yield payloads[0] if len(payloads) == 1 else b"".join(payloads)
             if self._whole or (end >= 0 and size == 0 and len(data) >= after + 2):
@@ -167,10 +203,14 @@ class Body(httpx.AsyncByteStream):
 
 
 class Transport(httpx.AsyncBaseTransport):
-    """Connections to one server, kept between requests. Certificates are not verified."""
+    """Connections to one server, kept between requests. Certificates are not verified.
 
-    def __init__(self, silence_s: float) -> None:
-        self._silence_s = silence_s
+    The server has failed once it has sent nothing for ``silence_s``, over all connections of ``pulse``; a request that
+    gets nothing waits for ``most_s`` at most.
+    """
+
+    def __init__(self, silence_s: float, pulse: Pulse | None = None, most_s: float = _MOST_S) -> None:
+        self._silence_s, self._most_s, self._pulse = silence_s, max(silence_s, most_s), pulse or Pulse()
         self._idle: list[Connection] = []
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -181,8 +221,9 @@ class Transport(httpx.AsyncBaseTransport):
             try:
                 assert connection.transport is not None
                 connection.transport.write(sent)
-                status, headers, rest = await self._answer(connection)
-                break
+                answer = await self._answer(connection)
+                body = Body(connection, self._idle, answer, self._silence_s)
+                return httpx.Response(answer[0], headers=answer[1], stream=body)
             except httpx.RemoteProtocolError:
                 connection.close()
                 if not used or connection.heard:  # else the server had closed a kept connection: not its answer
@@ -190,9 +231,6 @@ class Transport(httpx.AsyncBaseTransport):
             except BaseException:
                 connection.close()
                 raise
-        return httpx.Response(
-            status, headers=headers, stream=Body(connection, self._idle, headers, rest, self._silence_s)
-        )
 
     async def _connect(self, url: httpx.URL) -> tuple[Connection, bool]:
         """A connection, and whether it was used before."""
@@ -209,11 +247,12 @@ class Transport(httpx.AsyncBaseTransport):
         if context is not None:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         loop = asyncio.get_running_loop()
-        opening = loop.create_connection(Connection, url.host, url.port or (443 if secure else 80), ssl=context)
+        port = url.port or (443 if secure else 80)
+        opening = loop.create_connection(lambda: Connection(self._pulse, self._most_s), url.host, port, ssl=context)
         try:
             _, opened = await asyncio.wait_for(opening, self._silence_s)
         except asyncio.TimeoutError:
-            raise httpx.ConnectTimeout("no connection") from None
+            raise httpx.ConnectTimeout(f"no connection for {self._silence_s:g} s") from None
         except OSError as error:
             raise httpx.ConnectError(str(error)) from error
         return opened, False
@@ -226,7 +265,7 @@ class Transport(httpx.AsyncBaseTransport):
                 if not more:
                     raise httpx.RemoteProtocolError("the connection was closed without an answer")
                 data += more
-                if len(data) > _LONGEST_HEAD:
+                if len(data) > _LONGEST_HEAD and b"\r\n\r\n" not in data:  # what follows a head may be long
                     raise httpx.RemoteProtocolError("the head of the answer does not end")
             line, *fields = data[:end].split(b"\r\n")
             words = line.split(b" ", 2)
@@ -242,6 +281,17 @@ class Transport(httpx.AsyncBaseTransport):
         for connection in self._idle:
             connection.close()
         self._idle.clear()
+
+
+def _length(headers: httpx.Headers) -> int | None:
+    """The announced length of a body; None where it ends with the connection."""
+    announced = headers.get("content-length")
+    if announced is None:
+        return None
+    lengths = {length.strip() for length in announced.split(",")}  # the same one twice does no harm
+    if len(lengths) != 1 or not all(_LENGTH.fullmatch(length) for length in lengths):
+        raise httpx.RemoteProtocolError(f"malformed content-length: {announced[:80]!r}")
+    return int(lengths.pop())
 
 
 def _head(request: httpx.Request) -> bytes:

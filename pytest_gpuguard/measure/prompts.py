@@ -42,6 +42,11 @@ REFERENCE: Final = (
 )
 
 
+def is_sendable(text: str) -> bool:
+    """Whether a text can be written in UTF-8: JSON can spell half of a surrogate pair, which no server can be sent."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
 def story(length: int, seed: int) -> str:
     """Plain English of exactly ``length`` characters: sentences that differ by seed and from each other.
 

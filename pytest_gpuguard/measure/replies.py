@@ -15,6 +15,8 @@ from .sanity import Answer
 
 NATIVE: Final = "/generate"
 COMPLETIONS: Final = "/v1/completions"
+#: Why nothing is judged of such a server.
+EMBEDS: Final = "an embedding or reward server generates no text"
 _HUGE: Final = 10**300
 #: "nan" as a word: not in "nano", not in "finance".
 _NAN: Final = re.compile(r"(?<![A-Za-z])nan(?![A-Za-z])|not JSON compliant", re.IGNORECASE)
@@ -41,6 +43,8 @@ def mentions_nan(message: str) -> bool:
 def read_native(prompt: str, said: Mapping[str, Any]) -> Reply:
     """What an answer of SGLang's ``/generate`` says."""
     text, meta = said.get("text"), said.get("meta_info")
+    if text is None and "embedding" in said:
+        return Failed(EMBEDS, refused=True)
     if not isinstance(text, str):
         return Failed(f"{NATIVE} answered without a text: {str(dict(said))[:80]}")
     meta = meta if isinstance(meta, dict) else {}
@@ -102,6 +106,12 @@ def message_of(said: object) -> str:
             return ""
         said = inner
     return one_line(str(said)) if said is not None else ""
+
+
+def base_name(model: str) -> str:
+    """What two paths to one model share; in the hub's cache the folder's name is a commit."""
+    cached = re.search(r"models--(?:[^/]+--)?([^/]+?)/snapshots/", model)
+    return (cached[1] if cached else model.rstrip("/").rpartition("/")[2]).casefold()
 
 
 def one_line(text: str) -> str:

@@ -12,7 +12,6 @@ import time
 from array import array
 from bisect import bisect_right
 from dataclasses import dataclass
-from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ async def stream(client: httpx.AsyncClient, path: str, body: bytes, arrivals: Ar
     except BadStream as bad:
         reply.failed = str(bad)
     except httpx.TimeoutException as error:
-        reply.failed = f"time-out ({type(error).__name__}) {_where(reply)}: nothing came for {_seconds(client)}"
+        reply.failed = f"time-out ({type(error).__name__}) {_where(reply)}: {error}"
     except httpx.ConnectError as error:
         reply.failed = f"no connection to {client.base_url}: {error or type(error).__name__}"
     except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, OSError) as error:
@@ -204,10 +203,6 @@ def _whole(value: object) -> int | None:
 
 def _where(reply: Reply) -> str:
     return f"in mid-stream after {reply.tokens} tokens" if reply.tokens else "before the first token"
-
-
-def _seconds(client: httpx.AsyncClient) -> str:
-    return f"{client.timeout.read or inf:g} s"
 
 
 def quote(raw: bytes) -> str:

@@ -187,10 +187,13 @@ class Trace:
         """
         slowed: list[str] = []
         unknown: list[str] = []
+        silent: list[str] = []
         for gpu, uuid in enumerate(self.uuids):
             if gpu in self.faults:
                 unknown.append(f"{uuid}: {self.faults[gpu]}")
             looks = [look for look in self.clocks[gpu] if since <= look.at <= until]
+            if gpu in self.faults and not looks and self.processes_at[gpu] < since:
+                silent.append(f"{uuid}: {self.faults[gpu]}")
             if not looks:
                 unknown.append(f"{uuid}: its clocks were not looked at in this time")
             elif all(look.mhz is None for look in looks):
@@ -205,13 +208,13 @@ class Trace:
         foreign: list[str] = []
         for stay in (*self.gone, *self.here.values()):
             end = stay.last if stay.left is None else stay.left
-            small = stay.used is not None and stay.used < _CONTEXT
+            small = stay.named and stay.used is not None and stay.used < _CONTEXT
             if stay.pid in ours or end < since or stay.came > until or small:
                 continue
             size = "an unknown amount" if stay.used is None else f"{stay.used / GIB:.2f} GiB"
             line = f"{self.uuids[stay.gpu]}: {stay.words} with {size}"
             (foreign if stay.named else unknown).append(line)
-        return Conditions(tuple(slowed), tuple(foreign), tuple(unknown))
+        return Conditions(tuple(slowed), tuple(foreign), tuple(unknown), tuple(silent))
 
     def _slowed(self, gpu: int, looks: Sequence[Clocks], until: float) -> Iterator[str]:
         told = [look.reasons for look in looks if look.reasons is not None and not look.reasons & IDLE]

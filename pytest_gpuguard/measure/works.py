@@ -9,7 +9,9 @@ A failed request proves no cause: the log and the process do. Nothing is claimed
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +33,8 @@ _CHUNKS: Final = 1.5
 _DEFAULT_LONG: Final = 4000
 #: Characters of the concurrent prompts, those longer than the beginning of a text included.
 _BURST: Final = (0, 200, 0, 1600, 400, 800, 0, 3200)
+#: A slow server gets shorter prompts, so that those of a check take about so long, in seconds.
+_MOST_PREFILL_S: Final = 60.0
 #: So many data-parallel ranks may take turns before the same prompt comes to one that has it in its cache.
 _MOST_RANKS: Final = 16
 #: So often may a server be probed and still get texts that are new to it; so many texts lie between two probes.
@@ -60,12 +64,17 @@ def works(
     comparison with a ``reference``, where given. ``deadline_s`` is for everything together. ``judged=False``: the
     weights are dummies, so that it answers at all is what counts, and nothing of what.
 
-    Never raises for what a server does. A server without an endpoint for completions gives checks with ``ok=None``.
+    Never raises for what a server does. A server without an endpoint for completions, or that embeds, gives
+    checks with ``ok=None``.
     """
     if level not in ("short", "full"):
         raise ValueError(f'level is "short" or "full", not {level!r}')
     with Asker(url, headers, model=model, alive=alive, deadline_s=deadline_s) as asker:
-        probe = _Probe(asker, _Limits.of(asker, context, prefill, kv_tokens), judged)
+        info = asker.server_info()
+        no_text = asker.no_text(info)
+        if no_text is not None:
+            return Answers(level, (Check("prefill", None, no_text),), judged=judged)
+        probe = _Probe(asker, _Limits.of(asker, info, context, prefill, kv_tokens), judged)
         checks = probe.run()
         score: tuple[int, int] | None = None
         sound = not any(check.ok is False for check in checks)
@@ -95,8 +104,9 @@ class _Limits:
         self.speculative = bool(info.get("speculative_algorithm"))
 
     @classmethod
-    def of(cls, asker: Asker, context: int | None, prefill: int | None, kv: int | None) -> _Limits:
-        info = asker.get("/server_info", "/get_server_info")
+    def of(
+        cls, asker: Asker, info: Mapping[str, Any], context: int | None, prefill: int | None, kv: int | None
+    ) -> _Limits:
         if context is None and not info:  # not SGLang
             data = asker.get("/v1/models").get("data")
             first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
@@ -119,6 +129,7 @@ class _Probe:
         self._texts = 0
         # Until an answer tells how many tokens a character is, one each: no tokenizer makes more of plain English.
         self._chars_per_token = 1.0
+        self._pace, self._warm = inf, False  # tokens prefilled in a second
         if limits.speculative:
             # Asking for log-probs has killed speculative servers that are sound otherwise (sglang#17349, #19761).
             asker.logprobs = False
@@ -138,13 +149,29 @@ class _Probe:
         reply: Reply = Failed("not asked")
         for _ in range(_MOST_PROBES):
             prompt = self._prompt(_PLAIN_CHARS, 1, SHORT[0])
+            began = time.monotonic()
             reply = self._asker.answer(prompt, _TOKENS)
+            self._note_pace(reply, time.monotonic() - began)
             if isinstance(reply, Failed) or (reply.cached_tokens or 0) * 2 < (reply.prompt_tokens or 1):
                 break
             self._texts += _PROBE_SEEDS
         if isinstance(reply, Answer) and reply.prompt_tokens:
             self._chars_per_token = max(len(prompt) / reply.prompt_tokens, 0.25)
         return self._judged("prefill", [reply], f"{_tokens(reply)} prefilled")
+
+    def _note_pace(self, reply: Reply, seconds: float) -> None:
+        """How fast it prefills, at least: its output tokens are in the time too."""
+        if isinstance(reply, Answer) and reply.prompt_tokens:
+            self._pace = reply.prompt_tokens / max(seconds, 1e-3)
+
+    def _affordable(self, tokens: int) -> int:
+        """So many tokens, or what a slow server prefills in a minute. The first answer may have compiled kernels."""
+        if self._pace * _MOST_PREFILL_S < tokens and not self._warm:
+            self._warm = True
+            began = time.monotonic()
+            reply = self._asker.answer(self._prompt(_PLAIN_CHARS, 20, SHORT[0]), _TOKENS)
+            self._note_pace(reply, time.monotonic() - began)
+        return max(int(min(tokens, self._pace * _MOST_PREFILL_S)), 1)
 
     def _again(self) -> Check:
         """The same prompt until a rank has it in its cache: a broken cached prefill dies or changes the answer."""
@@ -171,7 +198,7 @@ class _Probe:
         """A prompt of more than one chunk where the server takes such; shorter when it says that it is too long."""
         chunk = self._limits.prefill
         wanted = int(chunk * _CHUNKS) + 64 if chunk and chunk > 0 else _DEFAULT_LONG
-        wanted = min(max(wanted, _DEFAULT_LONG), self._limits.room)
+        wanted = self._affordable(min(max(wanted, _DEFAULT_LONG), self._limits.room))
         reply: Reply = Failed("not asked")
         for _ in range(3):
             reply = self._asker.answer(self._prompt(int(wanted * self._chars_per_token), 2, SHORT[3]), _TOKENS)
@@ -185,7 +212,11 @@ class _Probe:
         return self._judged("long prompt", [reply], fact)
 
     def _burst(self) -> Check:
-        prompts = [self._prompt(size, 3 + at, SHORT[1 + at % (len(SHORT) - 1)]) for at, size in enumerate(_BURST)]
+        total = int(sum(_BURST) / self._chars_per_token)
+        share = self._affordable(total) / total
+        prompts = [
+            self._prompt(int(size * share), 3 + at, SHORT[1 + at % (len(SHORT) - 1)]) for at, size in enumerate(_BURST)
+        ]
         replies = self._asker.answers(prompts, _TOKENS)
         return self._judged("burst", replies, f"{len(prompts)} requests of mixed lengths at once", last=True)
 

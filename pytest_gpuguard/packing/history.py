@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
@@ -65,8 +65,8 @@ class History(Protocol):
     def expected_seconds(self, claim_id: str) -> Seconds | None:
         """How long it takes; None when nobody has measured it."""
 
-    def baseline(self, claim_id: str, subject: str, parts: Mapping[str, str | None]) -> Baseline | None:
-        """The highest rate of a load that was surely reached on such GPUs; None when none was verified yet."""
+    def baseline(self, claim_id: str, subject: str, cards: Sequence[str]) -> Baseline | None:
+        """The highest rate of a load that was surely reached on such cards; None when none was verified yet."""
 
 
 @dataclass(frozen=True, slots=True)

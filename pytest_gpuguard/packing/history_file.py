@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from pathlib import Path
@@ -115,9 +115,9 @@ class LocalHistory:
             return None
         return Seconds(median(entry.boot_s) if entry.boot_s else None, median(entry.rest_s))
 
-    def baseline(self, claim_id: str, subject: str, parts: Mapping[str, str | None]) -> Baseline | None:
+    def baseline(self, claim_id: str, subject: str, cards: Sequence[str]) -> Baseline | None:
         """See ``History``."""
-        return self._entry(claim_id).rates.get(_on(subject, parts))
+        return self._entry(claim_id).rates.get(_on(subject, cards))
 
     def _entry(self, claim_id: str) -> _Entry:
         return self.entries.get(claim_id, _Entry())
@@ -191,7 +191,7 @@ def _updated(entry: _Entry, data: Mapping[str, Any], stop_s: float, now: float) 
     verdict, seconds = data["verdict"], data.get("seconds")
     if verdict in VERIFIED:
         parts = dict(data.get("parts") or {})
-        rates = _rates(entry.rates, data.get("rates") or {}, parts, now)
+        rates = _rates(entry.rates, data.get("rates") or {}, data.get("cards") or (), now)
         entry = replace(entry, seen=Seen(verdict, now, parts), attempts=Attempts(), rates=rates)
     else:
         entry = replace(entry, attempts=Attempts(entry.attempts.number + 1, now))
@@ -207,20 +207,20 @@ def _updated(entry: _Entry, data: Mapping[str, Any], stop_s: float, now: float) 
     )
 
 
-def _on(subject: str, parts: Mapping[str, str | None]) -> str:
-    return f"{subject} on {parts.get('gpus') or 'no GPU'}"
+def _on(subject: str, cards: Sequence[str]) -> str:
+    return f"{subject} on {', '.join(sorted(set(cards))) or 'no GPU'}"
 
 
 def _rates(
-    known: Mapping[str, Baseline], rates: Mapping[str, Any], parts: Mapping[str, str | None], now: float
+    known: Mapping[str, Baseline], rates: Mapping[str, Any], cards: Sequence[str], now: float
 ) -> dict[str, Baseline]:
     """What was known, with what this run verified for the first time, or surely faster than ever before."""
     found = dict(known)
     for subject, data in rates.items():
         reached = interval(data["samples"]) if data.get("verdict") == Verdict.HOLDS.value else None
-        before = found.get(_on(subject, parts))
+        before = found.get(_on(subject, cards))
         if reached is not None and (before is None or reached.low > before.rate):
-            found[_on(subject, parts)] = Baseline(round(reached.center, 4), now)
+            found[_on(subject, cards)] = Baseline(round(reached.center, 4), now)
     return found
 
 

@@ -5,7 +5,7 @@ It must never ask for facts that nothing else needs: a test that needs no stack 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -69,9 +69,9 @@ class Memory:
             pass  # told by the verdict
         return parts_of(stack, rig)
 
-    def baselines(self, item: pytest.Item) -> Callable[[str], Baseline | None]:
-        """Answers what rate of a load is known from before, by the expectation's subject."""
-        return lambda subject: self.history.baseline(self.key(item), subject, self.parts(item))
+    def baselines(self, item: pytest.Item) -> Callable[[str, Sequence[str]], Baseline | None]:
+        """Answers what rate of a load is known from before, by the expectation's subject and the cards."""
+        return lambda subject, cards: self.history.baseline(self.key(item), subject, cards)
 
     # ----------------------------------------------------------------------------------------------------------- times
 

@@ -68,6 +68,7 @@ def payload(
                 "outcome": one.outcome,
                 "fact": one.fact,
                 "reason": one.reason,
+                "details": list(one.details),
             }
             for one in judgements
         ],
@@ -82,7 +83,7 @@ def payload(
         "remedies": list(last.remedies) if last else [],
         "resolved": last.resolved.as_dict() if last else None,
         "samples": {name: list(one.samples) for name, one in last.series.items()} if last else {},
-        "rates": _rates(claim, judgements, last),
+        "rates": _rates(judgements, last),
         "answers": _answers(last),
         "peak_gib": round(last.peak.gib, 3) if last is not None and last.peak is not None else None,
         "warnings": [one.warning for one in judgements if one.warning is not None],
@@ -92,6 +93,7 @@ def payload(
         "log": last.log if last else None,
         "argv": list(last.argv) if last else [],
         "translated": list(translated),
+        "cards": list(last.cards) if last else [],
         "gpus": list(last.gpus) if last else [],
     }
 
@@ -103,10 +105,9 @@ def _answers(last: Observation | None) -> dict[str, Any] | None:
     return {"level": last.answers.level, "checks": checks}
 
 
-def _rates(claim: Claim, judgements: Sequence[Judgement], last: Observation | None) -> dict[str, dict[str, Any]]:
+def _rates(judgements: Sequence[Judgement], last: Observation | None) -> dict[str, dict[str, Any]]:
     """What was measured of each load, with the verdict on it."""
     if last is None:
         return {}
-    verdicts = {one.expectation: one.verdict.value for one in judgements}
-    labels = {one.subject: one.label for one in claim.expectations if one.subject in last.series}
-    return {name: {"verdict": verdicts.get(labels.get(name, "")), **one.as_dict()} for name, one in last.series.items()}
+    verdicts = {one.subject: one.verdict.value for one in judgements}
+    return {name: {"verdict": verdicts.get(name), **one.as_dict()} for name, one in last.series.items()}

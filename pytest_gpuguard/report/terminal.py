@@ -107,6 +107,8 @@ class Summary:
             for one in others:
                 line = f"{indent}    {one['verdict']}: {one['expectation']}: {one['fact']}"
                 reporter.write_line(_fitted(reporter, line, 0, verbosity))
+            for said in _figures(data) if verbosity > 0 else ():
+                reporter.write_line(f"{indent}    {said}")
             for said in data["warnings"]:
                 reporter.write_line(_fitted(reporter, f"{indent}    warning: {said}", 0, verbosity), yellow=True)
             if verbosity > 0 and data.get("translated"):
@@ -119,6 +121,14 @@ class Summary:
             reporter.write_line(
                 f"FAILED --gpuguard-require={reason}: {len(texts)} {claims} not evaluated: {texts[0]}", red=True
             )
+
+
+def _figures(data: dict[str, Any]) -> list[str]:
+    """What else was found of what went as claimed, or was not decided; a failure tells its own."""
+    told = {one["fact"] for one in data["judgements"]} | set(_differences(data))
+    shown = (Verdict.HOLDS.value, Verdict.INCONCLUSIVE.value)
+    lines = [line for one in data["judgements"] if one["verdict"] in shown for line in one["details"]]
+    return [line for line in dict.fromkeys(lines) if line not in told]
 
 
 def _differences(data: dict[str, Any]) -> list[str]:

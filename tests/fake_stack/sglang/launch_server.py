@@ -157,17 +157,19 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
         if self.path != "/generate":
             return self.reply({"error": "not found"}, 404)
-        if MODE == "runtime_oom":
+        # Long texts are those that every new server is asked: what goes wrong later goes wrong with a test's own.
+        later = len(str(body.get("text", ""))) < 20
+        if MODE == "runtime_oom" and later:
             die(
                 "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 94.97 GiB"
             )
-        if MODE == "vanish":
+        if MODE == "vanish" and later:
             os.kill(os.getpid(), signal.SIGKILL)
-        if MODE == "flaky":
+        if MODE == "flaky" and later:
             Handler.asked += 1
             if Handler.asked == 3:
                 return self.reply({"error": "internal"}, 500)
-        if MODE == "blocks":
+        if MODE == "blocks" and later:
             time.sleep(3600)
         count = int(body.get("sampling_params", {}).get("max_new_tokens", 4))
         first = sum(map(ord, str(body.get("text", ""))))  # another prompt, another answer
