@@ -101,7 +101,7 @@ def test_failing_requests_contradict_a_speed(claims: Run) -> None:
         """
     )
     assert verdicts(result) == {"test_flaky": "CONTRADICTED (worse)"}
-    assert "requests failed in 1 of 3 runs" in result.stdout.str()
+    assert "requests failed in 1 of " in result.stdout.str()
 
 
 def test_a_fault_of_the_moment_is_not_shared(claims: Run) -> None:

@@ -34,7 +34,7 @@ _DEFAULT_LONG: Final = 4000
 #: Characters of the concurrent prompts, those longer than the beginning of a text included.
 _BURST: Final = (0, 200, 0, 1600, 400, 800, 0, 3200)
 #: A slow server gets shorter prompts, so that those of a check take about so long, in seconds.
-_MOST_PREFILL_S: Final = 60.0
+_MOST_PREFILL_S: Final = 20.0
 #: So many data-parallel ranks may take turns before the same prompt comes to one that has it in its cache.
 _MOST_RANKS: Final = 16
 #: So often may a server be probed and still get texts that are new to it; so many texts lie between two probes.
@@ -165,7 +165,7 @@ class _Probe:
             self._pace = reply.prompt_tokens / max(seconds, 1e-3)
 
     def _affordable(self, tokens: int) -> int:
-        """So many tokens, or what a slow server prefills in a minute. The first answer may have compiled kernels."""
+        """So many tokens, or what a slow server prefills in twenty seconds. The first answer may have compiled kernels."""
         if self._pace * _MOST_PREFILL_S < tokens and not self._warm:
             self._warm = True
             began = time.monotonic()

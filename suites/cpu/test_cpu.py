@@ -46,7 +46,7 @@ def test_the_same_prompt_answers_the_same(server: Any) -> None:
 
 
 @serves("sglang", "tiny", "--device cpu --max-total-tokens 4096 --disable-radix-cache", boot_timeout="5m")
-@compare(other=tiny, ratio=">0.5", concurrency=2, input_len=16, output_len=16)
+@compare(other=tiny, ratio=">0.5", concurrency=1, input_len=16, output_len=16, limit="1m")
 @claim(minutes=3)
 def test_the_prefix_cache_costs_little() -> None:
     """The same speed with and without, for prompts that are never asked twice: one server after the other, A B A."""
