@@ -165,7 +165,7 @@ class _Probe:
             self._pace = reply.prompt_tokens / max(seconds, 1e-3)
 
     def _affordable(self, tokens: int) -> int:
-        """So many tokens, or what a slow server prefills in twenty seconds. The first answer may have compiled kernels."""
+        """So many tokens, or what a slow server prefills in 20 seconds. The first answer may have compiled kernels."""
         if self._pace * _MOST_PREFILL_S < tokens and not self._warm:
             self._warm = True
             began = time.monotonic()
