@@ -94,33 +94,41 @@ def _one_by_one(evaluation: Evaluation, live: LiveBoot, stated: Compare, gatheri
     middle: list[Taken] = []
     try:
         if beside.observation.ready:
-            middle = _samples(beside, stated, gathering, 2 * count)
+            middle = _samples(beside, stated, gathering, 2 * count, spare=1 / 3)
     finally:
         _keep_other(live, stated, beside)
         pool.stop(beside)
     began = time.monotonic()
     again = evaluation.boot_again(live)
     gathering.spent(time.monotonic() - began)
-    if again is None or not again.observation.ready or len(middle) < 2 * count:
+    if again is None or not again.observation.ready or len(middle) < 2:
         return again or live
-    after = _samples(again, stated, gathering, count)
+    after = _samples(again, stated, gathering, len(middle) // 2)
     if _ready_still(again):
-        for number, (first, last) in enumerate(zip(before, after, strict=False)):
+        for number, (first, last) in enumerate(zip(before, after, strict=False)):  # as many as the time gave of each
             gathering.add_block((first, last), middle[2 * number : 2 * number + 2])
     return again
 
 
-def _samples(live: LiveBoot, stated: Compare, gathering: Gathering, count: int | None) -> list[Taken]:
+def _samples(
+    live: LiveBoot, stated: Compare, gathering: Gathering, count: int | None, spare: float = 0.0
+) -> list[Taken]:
     """So many samples of one server; the first of all says by its length how many there is time for.
 
-    One that failed ends them: it is told, and there is nothing to compare.
+    Fewer where the time is over but for ``spare``, a share of what they took. One that failed ends them: it is told,
+    and there is nothing to compare.
     """
     found: list[Taken] = []
+    began = time.monotonic()
     with Loaded(live, stated) as loaded:
         while count is None or len(found) < count:
+            if found and gathering.left_s <= spare * (time.monotonic() - began):
+                break
             one = loaded.sample(gathering.left_s)
             if one.window.failed is not None:
                 gathering.add(one)
+                if one.window.ours and not gathering.left_s:
+                    break  # the time was over
                 return []
             found.append(one)
             if count is None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 Run = Any
-#: Samples of a twentieth of a second, few blocks: the machine that runs the tests is busy, and the rates lie far apart.
-QUICK = "import pytest_gpuguard.loaded as l\nl.SAMPLE_S = 0.05\nimport pytest_gpuguard.comparing as c\nc.BLOCKS = 8\n"
+#: Samples of a fifth of a second, few blocks: the machine that runs the tests is busy, and the rates lie far apart.
+QUICK = "import pytest_gpuguard.loaded as l\nl.SAMPLE_S = 0.2\nimport pytest_gpuguard.comparing as c\nc.BLOCKS = 8\n"
 #: ``at(rate)``: a server that streams so many tokens per request and second.
 AT = """
 def at(rate, **more):
@@ -21,7 +21,9 @@ def at(rate, **more):
 
 def loaded(claims: Run, source: str, *args: str) -> pytest.RunResult:
     """Runs claims that name their load as ``**LOAD``, and servers of a rate as ``at(rate)``."""
-    result: pytest.RunResult = claims(f"LOAD = dict(input_len=8, output_len=8)\n{AT}{dedent(source)}", *args)
+    result: pytest.RunResult = claims(
+        f'LOAD = dict(input_len=8, output_len=8, limit="40s")\n{AT}{dedent(source)}', *args
+    )
     return result
 
 

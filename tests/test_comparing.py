@@ -216,7 +216,7 @@ def test_a_limit_that_cannot_be_met_is_told_before_any_further_boot(
         """
         @needs_gpus(1)
         @at(16)
-        @compare(other=at(8), ratio=">1.2", limit="9s", **LOAD)
+        @compare(other=at(8), ratio=">1.2", **{**LOAD, "limit": "9s"})
         def test_short(): ...
         """,
         "-v",

@@ -141,3 +141,13 @@ def test_an_interrupt_while_a_server_is_warmed_up_leaves_no_load_behind() -> Non
     left = [one for one in psutil.Process().children(recursive=True) if one not in before]
     _, alive = psutil.wait_procs(left, timeout=10)
     assert not alive
+
+
+def test_a_sample_that_the_time_was_too_short_for_is_nobodys_fault() -> None:
+    clock = Clock()
+    gathering = Gathering((60.0, None), 10.0, clock=clock)
+    clock.now = 11.0
+    gathering.add(taken(Window.failure("no window was complete in the time given", 0.0, 1.0, ours=True), "total"))
+    found = gathering.result()
+    assert (found.ours, found.failed, found.samples) == (None, (), ())
+    assert found.doubts == ("the time given was over before a sample was complete",)

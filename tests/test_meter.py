@@ -7,14 +7,17 @@ import json
 import math
 import re
 import socket
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pytest_gpuguard.measure import meter as meter_module
 from pytest_gpuguard.measure.load import Load, Prompts, Window
 from pytest_gpuguard.measure.meter import Meter
 from tests.stream_server import stand_in
@@ -266,3 +269,32 @@ def test_within_an_event_loop(serve: Serve) -> None:
         return one_window(url, Load(output_len=4))
 
     assert asyncio.run(measure()).failed is None
+
+
+def test_a_pause_ends_the_load_of_a_server_that_answers_at_once(serve: Serve) -> None:
+    """Again and again, for an answer may come in the very moment in which its request is cancelled."""
+    url = serve("--ttft", "0", "--itl", "0")
+    with Meter(url, {}, Load(4, output_len=2)) as meter:
+        for _ in range(40):
+            began = time.monotonic()
+            assert meter.sample(0.01, rounds=1).failed is None
+            meter.pause()
+            assert time.monotonic() - began < 15
+
+
+def test_what_is_said_meanwhile_does_not_put_an_answer_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meter_module, "_HANG_S", 0.3)
+    meter = Meter("http://127.0.0.1:9", {}, Load())
+    child = SimpleNamespace(tell=lambda **words: None, heard=math.inf, kill=lambda: None)
+    meter._children = [child]  # type: ignore[list-item]
+
+    def talk() -> None:
+        for _ in range(300):
+            meter._inbox.put((child, {"beat": 1.0}))  # type: ignore[arg-type]
+            time.sleep(0.01)
+
+    threading.Thread(target=talk, daemon=True).start()
+    began = time.monotonic()
+    with pytest.raises(meter_module._Failed, match="did not answer"):
+        meter._ask("stop", 0.0)
+    assert time.monotonic() - began < 2.5

@@ -63,12 +63,13 @@ def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_the_shipped_cpu_claims_hold_on_real_boots(real: Any) -> None:
     verdicts = real("suites/cpu")
+    # Other tests run beside these: a speed may come out undecided, and never otherwise.
+    for name in ("test_a_tiny_model_makes_five_tokens_per_second", "test_the_prefix_cache_costs_little"):
+        assert verdicts.pop(name)["verdict"] in ("HOLDS", "INCONCLUSIVE")
     assert {name: one["verdict"] for name, one in verdicts.items()} == dict.fromkeys(
         [
             "test_a_tiny_model_fits",
-            "test_a_tiny_model_makes_five_tokens_per_second",
             "test_a_tiny_model_works",
-            "test_the_prefix_cache_costs_little",
             "test_the_same_prompt_answers_the_same",
             "test_tp2_fits",
             "test_a_tiny_fraction_leaves_no_kv_pool",

@@ -113,7 +113,9 @@ class Gathering:
 
     def _counts(self, one: Taken, other: bool = False) -> bool:
         series, window = self.series, one.window
-        if window.ours:
+        if window.ours and not self.left_s:
+            self.doubt("the time given was over before a sample was complete")
+        elif window.ours:
             self.series = replace(series, ours=window.failed)
         elif window.failed is not None:
             self.series = replace(series, failed=(*series.failed, window.failed))

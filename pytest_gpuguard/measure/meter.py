@@ -228,8 +228,9 @@ class Meter:
         for child in self._children:
             child.tell(op=op, id=self._asked, **arguments)
         answers: list[dict[str, Any]] = []
+        until = max(deadline, time.monotonic() + _HANG_S)  # once: what else is said meanwhile is no answer
         while len(answers) < len(self._children):
-            _, message = self._next(max(deadline, time.monotonic() + _HANG_S), "the meter did not answer")
+            _, message = self._next(until, "the meter did not answer")
             if message.get("id") == self._asked:
                 answers.append(message)
         return answers

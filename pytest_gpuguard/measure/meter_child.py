@@ -48,6 +48,8 @@ class Child:
         self.arrivals = Arrivals()
         self.opened: float | None = None
         self.running: list[asyncio.Task[None]] = []
+        #: Slots look at it too: a task that is cancelled just as its answer comes may not notice (wait_for, bpo-42130).
+        self.stopping = False
         #: (time, CPU seconds of this process, seconds that the tick came late)
         self.ticks: deque[tuple[float, float, float]] = deque()
 
@@ -79,6 +81,7 @@ class Child:
             while True:
                 command = await commands.get()
                 if command["op"] == "go":
+                    self.stopping = False
                     self.running = [asyncio.create_task(self._slot(client, bodies, slot)) for slot in self.next]
                     for task in self.running:
                         task.add_done_callback(self._look)
@@ -87,6 +90,7 @@ class Child:
                 elif command["op"] == "count":
                     self.say(counted=self._count(command["start"], command["end"]), id=command["id"])
                 elif command["op"] == "stop":
+                    self.stopping = True
                     for task in self.running:
                         task.cancel()
                     await asyncio.gather(*self.running, return_exceptions=True)
@@ -104,7 +108,7 @@ class Child:
         """One request after the other; ends with the first that fails."""
         path = APIS[self.load.api]
         body = bodies.body(self.next[slot])
-        while True:
+        while not self.stopping:
             self.next[slot] += self.load.concurrency
             asked = asyncio.create_task(stream(client, path, body, self.arrivals))
             try:
