@@ -115,7 +115,7 @@ def running(argv: Sequence[str], log: Path, gpus: int, env: Mapping[str, str] | 
             yield process
         finally:
             process.kill()
-            process.wait(10)
+            process.wait(60)
 
 
 def boot(
@@ -135,7 +135,7 @@ def boot(
         code = process.poll()
         if code is None:
             process.send_signal(signal.SIGTERM)
-            assert process.wait(10) == 0
+            assert process.wait(60) == 0
     majors = more.get("majors", (12,))
     reader = LogReader("sglang", release, majors)
     reader.feed(log.read_bytes())
