@@ -241,7 +241,7 @@ class Booting(Situation):
 
     def stated(self) -> list[Expectation]:
         """The expectations whose window matches this stack."""
-        return [one for one in self.claim.expectations if one.when is None or one.when.matches(self.version_of)]
+        return self.claim.stated(self.version_of)
 
     def file(self, name: str | None) -> Path | None:
         """A file that a claim names, beside its test first, then where pytest runs."""

@@ -48,6 +48,23 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
     monkeypatch.setenv("GPUGUARD_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
+@pytest.fixture
+def boots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """The command lines of the stand-in servers that were booted so far, in order."""
+    return _lines_of(tmp_path / "boots", "FAKE_SGLANG_BOOTS", monkeypatch)
+
+
+@pytest.fixture
+def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """What tests of a run wrote into the file ``EVENTS``, one line each."""
+    return _lines_of(tmp_path / "events", "EVENTS", monkeypatch)
+
+
+def _lines_of(file: Path, variable: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    monkeypatch.setenv(variable, str(file))
+    return lambda: file.read_text().splitlines() if file.exists() else []
+
+
 Run = Callable[..., pytest.RunResult]
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from textwrap import dedent
 from typing import Any
 
 import pytest
 
 Run = Any
+Boots = Callable[[], list[str]]
 #: Samples of a fifth of a second, few blocks: the machine that runs the tests is busy, and the rates lie far apart.
 QUICK = "import pytest_gpuguard.loaded as l\nl.SAMPLE_S = 0.2\nimport pytest_gpuguard.comparing as c\nc.BLOCKS = 8\n"
 #: ``at(rate)``: a server that streams so many tokens per request and second.
@@ -38,6 +39,6 @@ def fact(result: pytest.RunResult, test: str) -> str:
     return found[1]
 
 
-def boots(file: Path) -> list[str]:
+def gpus_of(boots: Sequence[str]) -> list[str]:
     """The GPUs of each server that was started, in order."""
-    return re.findall(r"CUDA_VISIBLE_DEVICES=(\S+)", file.read_text())
+    return re.findall(r"CUDA_VISIBLE_DEVICES=(\S+)", "\n".join(boots))

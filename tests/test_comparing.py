@@ -7,7 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-from tests.measured import QUICK, Run, boots, fact, lines, loaded
+from tests.measured import QUICK, Boots, Run, fact, gpus_of, lines, loaded
 from tests.standin.fixtures import FakeRigFactory
 
 
@@ -33,24 +33,22 @@ COMPARED = """
 
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_two_servers_are_compared_at_once_where_there_is_room_and_in_turns_elsewhere(
-    claims: Run, fake_rig: FakeRigFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpus: int
+    claims: Run, fake_rig: FakeRigFactory, monkeypatch: pytest.MonkeyPatch, boots: Boots, gpus: int
 ) -> None:
     fake_rig(n=gpus).apply(monkeypatch)
-    monkeypatch.setenv("FAKE_SGLANG_BOOTS", str(tmp_path / "boots"))
     result = loaded(claims, COMPARED, "-v")
     lines(result, "CONTRADICTED (worse) *test_slower *× the other's tok/s (*, claimed >0.9")
     lines(result, "HOLDS *test_faster*", "*HOLDS: compare(ratio>1.5, *× the other's tok/s (*, claimed >1.5")
-    assert len(boots(tmp_path / "boots")) == (4 if gpus == 2 else 6)  # in turns A B A
-    assert len(set(boots(tmp_path / "boots"))) == gpus
+    assert len(gpus_of(boots())) == (4 if gpus == 2 else 6)  # in turns A B A
+    assert len(set(gpus_of(boots()))) == gpus
     how = "both up at once" if gpus == 2 else "one after the other on the same GPUs"
     lines(result, f"*the two servers: {how}*")
 
 
 def test_a_comparison_that_must_be_alone_is_made_in_turns(
-    claims: Run, fake_rig: FakeRigFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    claims: Run, fake_rig: FakeRigFactory, monkeypatch: pytest.MonkeyPatch, boots: Boots
 ) -> None:
     fake_rig(n=2).apply(monkeypatch)
-    monkeypatch.setenv("FAKE_SGLANG_BOOTS", str(tmp_path / "boots"))
     result = loaded(
         claims,
         """
@@ -61,7 +59,7 @@ def test_a_comparison_that_must_be_alone_is_made_in_turns(
         """,
     )
     lines(result, "HOLDS *test_alone *")
-    assert len(boots(tmp_path / "boots")) == 3
+    assert len(gpus_of(boots())) == 3
 
 
 def test_a_comparison_with_a_server_that_fails_or_is_not_here(
@@ -158,11 +156,10 @@ def test_in_turns_it_is_the_same_gpu_or_nothing(
     fake_rig: FakeRigFactory,
     monkeypatch: pytest.MonkeyPatch,
     pytester: pytest.Pytester,
-    tmp_path: Path,
+    boots: Boots,
 ) -> None:
     """A stranger takes the GPU between the boots: the other card is not what is compared."""
     fake_rig(n=2).apply(monkeypatch)
-    monkeypatch.setenv("FAKE_SGLANG_BOOTS", str(tmp_path / "boots"))
     pytester.makeconftest(
         QUICK
         + dedent(
@@ -203,14 +200,13 @@ def test_in_turns_it_is_the_same_gpu_or_nothing(
     )
     assert fact(result, "test_taken").startswith("INFRA")
     assert "infra.dirty_gpu" in fact(result, "test_taken")
-    assert boots(tmp_path / "boots") == ["0"]
+    assert gpus_of(boots()) == ["0"]
 
 
 def test_a_limit_that_cannot_be_met_is_told_before_any_further_boot(
-    claims: Run, fake_rig: FakeRigFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    claims: Run, fake_rig: FakeRigFactory, monkeypatch: pytest.MonkeyPatch, boots: Boots
 ) -> None:
     fake_rig(n=1).apply(monkeypatch)
-    monkeypatch.setenv("FAKE_SGLANG_BOOTS", str(tmp_path / "boots"))
     result = loaded(
         claims,
         """
@@ -223,7 +219,7 @@ def test_a_limit_that_cannot_be_met_is_told_before_any_further_boot(
     )
     assert fact(result, "test_short").startswith("INCONCLUSIVE")
     lines(result, "*one sample takes * s, the least that can decide, 7 blocks of 4, * s: write limit=*")
-    assert len(boots(tmp_path / "boots")) == 1
+    assert len(gpus_of(boots())) == 1
 
 
 def test_the_server_that_is_not_measured_is_idle(
@@ -265,12 +261,11 @@ def test_the_server_that_is_not_measured_is_idle(
 
 
 def test_cards_of_another_kind_are_no_room(
-    claims: Run, fake_rig: FakeRigFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    claims: Run, fake_rig: FakeRigFactory, monkeypatch: pytest.MonkeyPatch, boots: Boots
 ) -> None:
     rig = fake_rig(n=2)
     rig.shared.gpu[1].name = b"NVIDIA H200"
     rig.apply(monkeypatch)
-    monkeypatch.setenv("FAKE_SGLANG_BOOTS", str(tmp_path / "boots"))
     result = loaded(
         claims,
         """
@@ -281,4 +276,4 @@ def test_cards_of_another_kind_are_no_room(
         """,
     )
     assert fact(result, "test_mixed").startswith("HOLDS")
-    assert boots(tmp_path / "boots") == ["0", "0", "0"]
+    assert gpus_of(boots()) == ["0", "0", "0"]

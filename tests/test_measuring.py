@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.measured import QUICK, Run, fact, lines, loaded
+from tests.measured import QUICK, Boots, Run, fact, lines, loaded
 
 
 @pytest.fixture(autouse=True)
@@ -105,9 +104,8 @@ def test_questions_give_an_accuracy_and_bad_files_are_told_before_any_boot(claim
 
 
 def test_a_rate_is_judged_by_its_interval_and_one_boot_serves_all(
-    claims: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    claims: Run, monkeypatch: pytest.MonkeyPatch, boots: Boots
 ) -> None:
-    monkeypatch.setenv("FAKE_SGLANG_BOOTS", str(tmp_path / "boots"))
     result = loaded(
         claims,
         """
@@ -132,7 +130,7 @@ def test_a_rate_is_judged_by_its_interval_and_one_boot_serves_all(
     lines(
         result, "INCONCLUSIVE *test_unshown *", "*INCONCLUSIVE: expect_toks*because uses(cuda_graph) is INCONCLUSIVE*"
     )
-    assert len((tmp_path / "boots").read_text().splitlines()) == 1
+    assert len(boots()) == 1
 
 
 def test_requests_that_fail_contradict_a_rate(claims: Run) -> None:

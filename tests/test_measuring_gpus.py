@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
-from tests.measured import QUICK, Run, boots, lines, loaded
+from tests.measured import QUICK, Boots, Run, gpus_of, lines, loaded
 from tests.standin.fixtures import FakeRigFactory
 
 
@@ -165,10 +164,9 @@ def test_eager_decoding_is_not_the_speed_that_is_claimed(
 
 
 def test_a_reference_is_that_of_the_card_and_none_is_not_evaluated_before_any_boot(
-    claims: Run, fake_rig: FakeRigFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    claims: Run, fake_rig: FakeRigFactory, monkeypatch: pytest.MonkeyPatch, boots: Boots
 ) -> None:
     fake_rig(n=1).apply(monkeypatch)
-    monkeypatch.setenv("FAKE_SGLANG_BOOTS", str(tmp_path / "boots"))
     result = loaded(
         claims,
         """
@@ -185,7 +183,7 @@ def test_a_reference_is_that_of_the_card_and_none_is_not_evaluated_before_any_bo
     )
     lines(result, "NOT_EVALUATED *test_another_card *no reference for rtx-pro-6000-server: it is stated for h200")
     lines(result, "HOLDS *test_this_card *claimed at least 1")
-    assert len(boots(tmp_path / "boots")) == 1
+    assert len(gpus_of(boots())) == 1
 
 
 def test_gpus_that_do_not_answer_meanwhile_give_no_sample(

@@ -22,6 +22,7 @@ import pytest
 from pytest_gpuguard.measure import meter_child
 from pytest_gpuguard.measure.load import Load
 from pytest_gpuguard.measure.meter import Meter
+from pytest_gpuguard.measure.stream import Reply
 from tests.stream_server import stand_in
 
 ROOT = Path(__file__).parent.parent
@@ -153,3 +154,37 @@ def test_a_busy_meter_takes_more_processes_unless_their_number_is_given(
         assert meter.warm_up().failed is None
         assert meter.processes == len(meter.pids) == then
         assert meter.sample(0.1).failed is None
+
+
+def test_a_slot_ends_though_its_cancellation_was_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that comes in the moment of the cancellation may swallow it (wait_for, bpo-42130)."""
+    asked = []
+
+    async def swallows(*_: Any) -> Reply:
+        asked.append(1)
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            pass
+        return Reply(0.0, 1.0)
+
+    async def run() -> None:
+        said = io.StringIO()
+        config: dict[str, Any] = {"url": "http://127.0.0.1:9", "headers": {}, "model": None, "silence_s": 60.0}
+        child = meter_child.Child({**config, "load": asdict(Load()), "slots": [0], "first": 0}, said)
+        commands: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        serving = asyncio.create_task(child.serve(commands))
+        await commands.put({"op": "go"})
+        while not asked:
+            await asyncio.sleep(0.01)
+        await commands.put({"op": "stop", "id": 1})
+        for _ in range(500):
+            if '"stopped": true' in said.getvalue():
+                break
+            await asyncio.sleep(0.01)
+        assert '"stopped": true' in said.getvalue()
+        assert len(asked) == 1
+        serving.cancel()
+
+    monkeypatch.setattr(meter_child, "stream", swallows)
+    asyncio.run(run())

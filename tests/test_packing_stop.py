@@ -20,22 +20,6 @@ Run = Any
 FakeRigs = Any
 
 
-@pytest.fixture
-def boots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The command lines of the servers that were booted so far."""
-    file = tmp_path / "boots"
-    monkeypatch.setenv("FAKE_SGLANG_BOOTS", str(file))
-    return lambda: file.read_text().splitlines() if file.exists() else []
-
-
-@pytest.fixture
-def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What the tests wrote into the file ``EVENTS``, one line each."""
-    file = tmp_path / "events"
-    monkeypatch.setenv("EVENTS", str(file))
-    return lambda: file.read_text().splitlines() if file.exists() else []
-
-
 # --------------------------------------------------------------------------------------------------- waits for a lease
 
 #: The first test fails once the other one has begun to wait for what somebody else holds.

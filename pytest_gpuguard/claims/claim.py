@@ -12,6 +12,7 @@ from .errors import ClaimError
 from .expect import Expectation, Fits
 from .layout import Layout, flag_value, resolve
 from .needs import Needs
+from .window import VersionOf
 
 ENGINES: Final = ("sglang", "vllm")
 
@@ -82,6 +83,10 @@ class Claim:
     serves: Serves | None
     expectations: tuple[Expectation, ...]
     about: About = About()
+
+    def stated(self, version_of: VersionOf) -> list[Expectation]:
+        """The expectations whose window matches this stack."""
+        return [one for one in self.expectations if one.when is None or one.when.matches(version_of)]
 
     @property
     def gpus(self) -> int:

@@ -173,7 +173,7 @@ def judge_claim(
 
     Nothing stated here makes one UNSTATED judgement. A claim that booted nothing is judged by its body alone.
     """
-    stated = [one for one in claim.expectations if one.when is None or one.when.matches(version_of)]
+    stated = claim.stated(version_of)
     if not stated:
         return (_unstated(claim, observations, version_of, body),)
     judgements = [
