@@ -78,7 +78,8 @@ class Server:
         if path == "/v1/models":
             return await reply(writer, 200, {"data": [{"id": "stand-in"}]})
         self.requests += 1
-        fault = self.args.fault if self.requests > self.args.fault_after else ""
+        past = self.requests - self.args.fault_after
+        fault = self.args.fault if past == 1 or (past > 1 and not self.args.fault_once) else ""
         if self.args.api_key and headers.get("authorization") != f"Bearer {self.args.api_key}":
             return await reply(writer, 401, {"error": "Unauthorized"})
         if fault == "404" or path not in ("/generate", "/v1/completions"):
@@ -248,6 +249,7 @@ async def main() -> None:
     parser.add_argument("--api-key", default="")
     parser.add_argument("--fault", choices=("", *FAULTS), default="")
     parser.add_argument("--fault-after", type=int, default=0, help="so many requests are served well")
+    parser.add_argument("--fault-once", action="store_true", help="and only one badly")
     parser.add_argument("--seed", type=int, default=0)
     server = Server(parser.parse_args())
     listening = await asyncio.start_server(server.serve, "127.0.0.1", server.args.port, limit=2**24, backlog=1024)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -67,9 +68,21 @@ def test_a_peak_limits_what_a_test_without_a_server_uses(
     )
 
 
+REPORTS = """
+import json
+from pathlib import Path
+
+def pytest_runtest_logreport(report):
+    if hasattr(report, "gpuguard"):
+        with Path("reports.jsonl").open("a") as file:
+            print(json.dumps(report.gpuguard), file=file)
+"""
+
+
 def test_the_peak_of_a_server_is_judged_with_a_warning_and_the_margin_is_what_is_left(
-    claims: Run, fake_rig: FakeRigFactory, monkeypatch: pytest.MonkeyPatch
+    claims: Run, fake_rig: FakeRigFactory, monkeypatch: pytest.MonkeyPatch, pytester: pytest.Pytester
 ) -> None:
+    pytester.makeconftest(QUICK + REPORTS)
     fake_rig(n=1).apply(monkeypatch)
     result = claims(
         """
@@ -90,6 +103,12 @@ def test_the_peak_of_a_server_is_judged_with_a_warning_and_the_margin_is_what_is
     lines(result, "CONTRADICTED (worse) *test_margin *ready with 14.97 GiB free, claimed a margin of 20 GiB")
     lines(result, "HOLDS *test_holds *", "*HOLDS: max_mem(81GiB, of=peak): peak memory 80.00 GiB (sampled*")
     lines(result, "*warning: a server's KV pool always fills up to the fraction*")
+    reports = [json.loads(line) for line in Path("reports.jsonl").read_text().splitlines()]
+    [data] = [one for one in reports if one["claim"].endswith("test_holds")]
+    assert data["peak_gib"] == 80
+    phases = list(data["peak_phases"].items())
+    assert phases[0] == ("start", 0)
+    assert phases[-1] == ("ready", 80)
 
 
 def test_what_a_stranger_used_meanwhile_is_not_held_against_a_test(

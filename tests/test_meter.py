@@ -180,6 +180,18 @@ def test_a_server_that_is_silent_to_all_processes_has_failed(serve: Serve, fault
     assert not window.ours
 
 
+@pytest.mark.parametrize("after", [0, 7])
+def test_a_request_that_is_lost_while_others_are_served_is_a_failure_of_the_server(serve: Serve, after: int) -> None:
+    url = serve("--itl", "0.002", "--fault", "silent", "--fault-once", "--fault-after", str(after))
+    called = time.monotonic()
+    with Meter(url, {}, Load(4, output_len=20), silence_s=60.0, lost_s=1.0) as meter:
+        window = meter.sample(60.0)
+    assert time.monotonic() - called < 40
+    assert window.failed is not None
+    assert re.match(r"a request was not answered to its end within \d+ s, while \d+ others were", window.failed)
+    assert not window.ours
+
+
 def test_an_aborted_request_has_failed(serve: Serve) -> None:
     window = one_window(serve("--fault", "abort"), Load())
     assert window.failed == "the server aborted the request: KV cache full"

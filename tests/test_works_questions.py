@@ -274,6 +274,15 @@ def test_answers_that_were_cut_while_the_model_thought_are_undecided(
             )
 
 
+def test_answers_that_were_all_cut_may_be_thoughts(tmp_path: Path) -> None:
+    names = [f"{n}: 2 + 2?" for n in range(5)]
+    path = written(tmp_path, *({"question": one, "answer": 4} for one in names))
+    with answers_server(choices={one: _choice(f"Let me see: {one} is 7", "length") for one in names}) as server:
+        found = probe(server, path)
+    assert (found.accuracy, found.checks[-1].ok) == (None, None)
+    assert found.checks[-1].fact == ("all 5 answers were cut at their max_tokens: raise it, or the model never ends")
+
+
 def test_accuracy_is_not_known_when_questions_fail(tmp_path: Path) -> None:
     too_long = {"prompt": "word " * 5000, "answer": "x"}
     with answers_server() as server:

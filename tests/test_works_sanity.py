@@ -66,6 +66,12 @@ def test_unreadable_needs_every_answer() -> None:
     assert degenerate([*garbled, answer("9", tuple(range(12)), text="\ufffdab")]) is None
 
 
+def test_blank_lines_are_readable() -> None:
+    """Some models begin every answer with them, and the request was for a few tokens."""
+    blank = [answer(str(n), tuple(range(n, n + 12)), text="\n\n\t\r\n") for n in range(3)]
+    assert degenerate(blank) is None
+
+
 @pytest.mark.parametrize(
     ("first", "second", "differs"),
     [

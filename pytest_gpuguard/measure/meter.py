@@ -33,6 +33,10 @@ _START_S: Final = 60.0
 #: A window may begin where the last one ended if it is asked for this soon.
 _CONTIGUOUS_S: Final = 0.25
 _POLL_S: Final = 0.1
+#: A request is lost when meanwhile so many rounds of all were served, and so many seconds went by. A server that serves
+#: in turns has served every request in one round.
+_LOST_ROUNDS: Final = 20
+_LOST_S: Final = 60.0
 #: Prompts of the next generation of children begin so much later.
 _FIRST_STEP: Final = 1_000_000
 
@@ -54,7 +58,8 @@ class Meter:
     is cut at any completion would hold a broken number of rounds; between two completions of one slot the number is
     whole, and where requests are not in step that slot's completions are as good as any. ``alive`` is asked every
     0.1 s; a server that sends nothing for ``silence_s``, to none of the requests, has failed: one that waits in its
-    queue may wait for longer. ``processes=None`` begins with one process for
+    queue may wait for longer, but not ``lost_s`` and
+    20 rounds of the others. ``processes=None`` begins with one process for
     64 slots, and takes more after `warm_up` if that kept one more than half busy.
     """
 
@@ -67,13 +72,14 @@ class Meter:
         model: str | None = None,
         alive: Callable[[], bool] = lambda: True,
         silence_s: float = 60.0,
+        lost_s: float = _LOST_S,
         processes: int | None = None,
     ) -> None:
         if processes is not None and processes < 1:
             raise ValueError(f"processes must be at least 1: {processes}")
         if not silence_s > 0:
             raise ValueError(f"silence_s must be above 0: {silence_s}")
-        self._load, self._alive = load, alive
+        self._load, self._alive, self._lost_s = load, alive, lost_s
         self._config = {
             **{"url": url, "headers": dict(headers), "load": asdict(load), "model": model, "silence_s": silence_s},
         }
@@ -88,7 +94,8 @@ class Meter:
         self._busy = 0.0
         self._looked = 0.0  # when ``alive`` was asked
         self._done: list[tuple[int, Reply]] = []
-        self._warm: set[int] = set()
+        self._warm: dict[int, tuple[float, int]] = {}  # of a slot, when its last request ended and as which of all
+        self._served, self._began = 0, 0.0  # of the loop that runs
 
     def __enter__(self) -> Meter:
         return self
@@ -154,7 +161,7 @@ class Meter:
         """Forget the loop's state; children that may still be in a loop are ended."""
         if stop and self._children:
             self.close()
-        self._running, self._ended, self._done, self._warm = False, None, [], set()
+        self._running, self._ended, self._done, self._warm = False, None, [], {}
 
     def _window(self, least_s: float, rounds: int, called: float, deadline: float) -> Window:
         self._go(deadline)
@@ -195,7 +202,8 @@ class Meter:
                 if "ready" in message:
                     waiting.discard(child)
         if not self._running:
-            self._done, self._warm, self._ended, self._running = [], set(), None, True
+            self._done, self._warm, self._ended, self._running = [], {}, None, True
+            self._began, self._served = time.monotonic(), 0
             for child in self._children:
                 child.tell(op="go")
 
@@ -252,18 +260,29 @@ class Meter:
                 if reply.failed:
                     raise _Failed(reply.failed)
                 self._done.append((message["slot"], reply))
-                self._warm.add(message["slot"])
+                self._served += 1
+                self._warm[message["slot"]] = reply.ended, self._served
             if now > deadline:
                 raise _Failed(late, ours=True)
             if now - self._looked >= _POLL_S:
                 self._looked = now
                 if not self._alive():
                     raise _Failed("the server is no longer alive")
+                self._look_for_lost(now)
             silent = [one for one in self._children if now - one.heard > _HANG_S]
             if silent:
                 raise _Failed(f"a process of the meter hangs: nothing heard of it for {_HANG_S:g} s", ours=True)
             if message:
                 return child, message
+
+    def _look_for_lost(self, now: float) -> None:
+        """Raise if one request gets no end while all others do. All are of one length, so none is just long."""
+        for slot in range(self._load.concurrency):
+            since, number = self._warm.get(slot, (self._began, 0))
+            others = self._served - number
+            if now - since > self._lost_s and others > _LOST_ROUNDS * self._load.concurrency:
+                waited = f"within {now - since:.0f} s, while {others} others were"
+                raise _Failed(f"a request was not answered to its end {waited}")
 
     def _sum_up(self, start: float, end: float, replies: list[Reply], answers: list[dict[str, Any]]) -> Window:
         tokens, gaps = array("i"), array("f")

@@ -276,6 +276,11 @@ def accuracy(asker: Asker, path: Path) -> tuple[Check, tuple[int, int] | None]:
         for question, one in zip(questions, answers, strict=True)
         if not one.cut or (_answering(one.text).strip() and (_THOUGHT in one.text or not (thinks and question.chat)))
     ]
+    asked_in_chat = [one for question, one in zip(questions, answers, strict=True) if question.chat and chat]
+    if asked_in_chat and all(one.cut for one in asked_in_chat):
+        # Where the template opens the thinking, nothing in a text that was cut tells it from an answer.
+        fact = f"all {len(asked_in_chat)} answers were cut at their max_tokens: raise it, or the model never ends"
+        return Check(name, None, fact), None
     unbegun = len(answers) - len(begun)
     if unbegun > _MOST_CUT * len(answers):
         fact = f"{unbegun} of {len(answers)} answers were cut at their max_tokens before they began: raise max_tokens"

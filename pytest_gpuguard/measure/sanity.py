@@ -144,5 +144,7 @@ def _shown(answer: Answer) -> str:
 
 
 def _unreadable(text: str) -> bool:
-    """Whether it is replacement and control characters alone (or tokens that decode to nothing)."""
+    """Whether it is replacement and control characters alone (or tokens that decode to nothing). Blanks are neither."""
+    if text and text.isspace():
+        return False
     return all(char == "\ufffd" or unicodedata.category(char) in ("Cc", "Cf", "Cn", "Co", "Cs") for char in text)

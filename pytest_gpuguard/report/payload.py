@@ -86,6 +86,11 @@ def payload(
         "rates": _rates(judgements, last),
         "answers": _answers(last),
         "peak_gib": round(last.peak.gib, 3) if last is not None and last.peak is not None else None,
+        "peak_phases": (
+            {name: round(gib, 3) for name, gib in last.peak.phases}
+            if last is not None and last.peak is not None
+            else {}
+        ),
         "warnings": [one.warning for one in judgements if one.warning is not None],
         "elapsed_s": round(last.elapsed_s, 2) if last is not None and last.elapsed_s is not None else None,
         "seconds": dict(seconds) if seconds is not None else None,
