@@ -18,6 +18,7 @@ from .claims.gpuset import GpuChoice
 from .claims.needs import select_gpus
 from .claims.observation import Decisive, Observation
 from .claims.outcome import ARGS_REMOVED
+from .containers.image import PYTHON as IMAGE_PYTHON
 from .diagnose.redact import without_secrets
 from .engines.base import BootSpec, Engine
 from .engines.portable import boot_flags
@@ -191,10 +192,11 @@ class Booting(Situation):
             text = None  # the boot itself will show what is wrong with this stack
         flags, translated = boot_flags(serves, engine, text)
         self.translated = tuple(dict.fromkeys([*self.translated, *translated]))
+        container = self.session.container(stack)
         spec = BootSpec(
             engine=engine.name,
             stack=self.ref.name,
-            python=stack.python,
+            python=stack.python if container is None else IMAGE_PYTHON,
             model=model,
             flags=flags,
             env=tuple(sorted(serves.env.items())),
@@ -203,6 +205,7 @@ class Booting(Situation):
             exclusive=self.claim.needs.exclusive and not serves.on_cpu,
             boot_timeout_s=serves.boot_timeout_s,
             measured=tuple(sorted(serves.measured.items())) if self.session.simulated else (),
+            container=container,
         )
         problems = engine.check_flags(flags, text) if text is not None else []
         if not problems:

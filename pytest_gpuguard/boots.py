@@ -253,6 +253,7 @@ class BootPool:
             on_progress=on_progress,
             used_bytes=(lambda: self._used(lease.uuids)) if lease.uuids else None,
             kernel=self._kernel_watch(lease.uuids),
+            extra_env=self._session.jit_environment(spec),
         )
 
     def _kernel_watch(self, uuids: Sequence[str]) -> KernelWatch:

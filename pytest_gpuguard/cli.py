@@ -14,11 +14,16 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from . import __version__
+from .cli_bisect import bisect
 from .cli_fetch import fetch
+from .cli_history import diff, history, matrix, report
+from .cli_ledger import ledger
 from .cli_predict import predict
+from .cli_rebaseline import rebaseline
 from .cli_reference import reference
 from .cli_who import who
 from .facts.choice import RIG_FORMS, SIMULATED, RigChoice, parse_rig, parse_stack
+from .names import is_container
 
 if TYPE_CHECKING:
     from .facts.gpu import Rig
@@ -34,10 +39,8 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal without "×" is no reason to fail
 
 
-main.add_command(fetch)
-main.add_command(predict)
-main.add_command(reference)
-main.add_command(who)
+for command in (bisect, diff, fetch, history, ledger, matrix, predict, rebaseline, reference, report, who):
+    main.add_command(command)
 
 
 def _rig(context: click.Context, parameter: click.Parameter, text: str) -> RigChoice:
@@ -50,6 +53,15 @@ def _rig(context: click.Context, parameter: click.Parameter, text: str) -> RigCh
     return choice
 
 
+def _check_image(text: str, reference: str) -> None:
+    from .containers.image import parse_reference
+
+    try:
+        parse_reference(reference)
+    except ValueError as error:
+        raise click.BadParameter(f"{text}: {error}") from None
+
+
 def _stacks(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> list[tuple[str, str]]:
     chosen: list[tuple[str, str]] = []
     rig: RigChoice | None = context.params.get("rig")
@@ -59,8 +71,8 @@ def _stacks(context: click.Context, parameter: click.Parameter, texts: tuple[str
             name, python = parse_stack(text)
         except ValueError as error:
             raise click.BadParameter(str(error)) from None
-        if python.startswith(("docker:", "podman:")):
-            raise click.BadParameter(f"{text}: container stacks are not available in this version")
+        if is_container(python):
+            _check_image(text, python)
         if python.startswith(SIMULATED) != simulated:
             with_it = "a simulated stack, such as NAME=sim:sglang==0.5.7" if simulated else "a python"
             raise click.BadParameter(f"{text}: this rig ({rig}) goes with {with_it}")
@@ -129,7 +141,20 @@ def _asked(rig: RigChoice, stacks: list[tuple[str, str]]) -> tuple[Rig, list[Sta
     if rig.kind == "simulated":
         return simulated_rig(rig), [simulated_stack(name, python) for name, python in stacks]
     found = query_rig()
-    return found, [probe_stack(name, python).with_driver(found.driver) for name, python in stacks]
+    probed = [_probe_image(*one) if is_container(one[1]) else probe_stack(*one) for one in stacks]
+    return found, [stack.with_driver(found.driver) for stack in probed]
+
+
+def _probe_image(name: str, reference: str) -> Stack:
+    from .containers.client import ImageAbsent
+    from .containers.image import ContainerSettings
+    from .containers.probe import probe_image
+    from .facts.stack import StackError
+
+    try:
+        return probe_image(name, reference, ContainerSettings())
+    except ImageAbsent as error:
+        raise StackError(name, error.cause, error.cure.replace("NAME=", f"{name}=")) from None
 
 
 def _signature_files(context: click.Context, parameter: click.Parameter, paths: tuple[str, ...]) -> Any:

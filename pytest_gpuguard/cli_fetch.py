@@ -1,4 +1,4 @@
-"""``gpuguard fetch``: download the models of a ``models.toml`` before any claim runs, because no boot may download.
+"""``gpuguard fetch``: download the models of a ``models.toml``, and images, before any claim runs: no boot does.
 
 It must never run inside a lease: servers get an offline hub, and with that set this command refuses too.
 """
@@ -68,13 +68,29 @@ class Entry:
     help="The models.toml that names stand in (default: models.toml here, else the one in suites/*/).",
 )
 @click.option("--list", "only_list", is_flag=True, help="Say what is there and what is missing; download nothing.")
+@click.option(
+    "--stack",
+    "stacks",
+    multiple=True,
+    metavar="NAME=docker:IMAGE",
+    help="Pull the image of this stack, or of podman:IMAGE; repeatable. No models then, unless NAMES are given.",
+)
 @click.option("--without-weights", is_flag=True, help="Config and tokenizer only: enough for --load-format dummy.")
-def fetch(names: tuple[str, ...], file: Path | None, only_list: bool, without_weights: bool) -> None:
+def fetch(
+    names: tuple[str, ...], file: Path | None, only_list: bool, without_weights: bool, stacks: tuple[str, ...]
+) -> None:
     """Download models beforehand, into the hub's cache. What is there already is not downloaded again.
 
     NAMES are names of the models.toml, or hub ids (org/name); without any, all models of the file. Exits 0 when all of
     them are there, 1 when one is missing or could not be downloaded, 2 on a mistake in what was asked.
     """
+    lacking = False
+    if stacks:
+        from .containers.pull import fetch_images
+
+        lacking = not fetch_images(stacks, only_list)
+    if stacks and not names and file is None:
+        raise SystemExit(1 if lacking else 0)
     wanted = _wanted(names, file)
     cache = hub_cache(os.environ)
     entries = [look(name, target, cache, without_weights) for name, target in wanted.items()]
@@ -85,7 +101,7 @@ def fetch(names: tuple[str, ...], file: Path | None, only_list: bool, without_we
         for entry in entries:
             size = entry.size if entry.state == "there" else sizes.get(entry.target)
             click.echo(Entry(entry.name, entry.target, entry.state, entry.note, size).line(width))
-        raise SystemExit(1 if absent else 0)
+        raise SystemExit(1 if absent or lacking else 0)
     hub = None
     failed = False
     for entry in entries:
@@ -95,7 +111,7 @@ def fetch(names: tuple[str, ...], file: Path | None, only_list: bool, without_we
             continue
         hub = hub or _hub()
         failed |= not _download(hub, entry, width, cache, without_weights)
-    if failed:
+    if failed or lacking:
         raise SystemExit(1)
 
 

@@ -17,6 +17,7 @@ from .claims.expect import Expectation
 from .claims.marker import MARKERS, Marker
 from .claims.markers import architectures
 from .claims.needs import Needs
+from .stacks import chosen
 
 #: A test that carries an expectation, and a test that is only gated by needs.
 CLAIM: Final = pytest.StashKey[Claim]()
@@ -39,6 +40,8 @@ class Collector:
         self.claims = 0
         self.found = 0
         self.shared = False
+        #: What was there before any deselection.
+        self.noted: dict[str, Any] = {}
 
     def check_report(self, collector: pytest.Collector, report: pytest.CollectReport) -> None:
         """Attach a claim to every collected test that carries our marks; make the report fail on a mistake."""
@@ -174,7 +177,7 @@ def ordered(items: list[pytest.Item]) -> list[pytest.Item]:
             continue
         if id(claim) not in keys:
             keys[id(claim)] = (*claim.serves.identity, claim.gpus)
-        key = (keys[id(claim)], item.ihook.pytest_gpuguard_stack(item=item))
+        key = (keys[id(claim)], chosen(item) or item.ihook.pytest_gpuguard_stack(item=item))
         start = first.setdefault(key, position)
         kind = kinds.setdefault((key, claim.needs), position)
         places.append((start, uses_server(item), kind, position))

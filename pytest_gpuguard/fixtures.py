@@ -30,6 +30,13 @@ def gpuguard_stack(request: pytest.FixtureRequest) -> Stack:
 
 
 @pytest.fixture
+def gpuguard_stack_choice(request: pytest.FixtureRequest) -> str:
+    """The name of the stack that a test was multiplied for, where a run has several."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
 def gpuguard_gpus(request: pytest.FixtureRequest) -> Iterator[tuple[Gpu, ...]]:
     """GPUs leased for a test that boots no server: as many as ``needs_gpus`` says, and meeting the other needs."""
     from .plugin import runner_of

@@ -44,3 +44,11 @@ SIMULATED: Final = "sim:"
 REHEARSED: Final = "REHEARSED"
 #: How the stand-in's own lines in its log begin; the first line is one.
 STAND_IN: Final = "gpuguard-sim: "
+
+#: Who can run an image; a container stack begins with one of them and a colon.
+CONTAINER_ENGINES: Final = ("docker", "podman")
+
+
+def is_container(reference: str) -> bool:
+    """Whether this names an image: ``docker:IMAGE`` or ``podman:IMAGE``."""
+    return reference.startswith(tuple(f"{engine}:" for engine in CONTAINER_ENGINES))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,10 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import pytest
 
 from .claims.units import parse_bytes, parse_duration
-from .names import NOT_REQUIRABLE, REHEARSED, REQUIRABLE, SIMULATED
+from .names import NOT_REQUIRABLE, REHEARSED, REQUIRABLE, SIMULATED, is_container
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from .containers.image import ContainerSettings
+    from .ledger.record import Kind
 
 T = TypeVar("T")
 
@@ -50,11 +54,23 @@ class Config:
     vacate: tuple[str, ...] = ()
     restore: tuple[str, ...] = ()
     hook_timeout_s: float = 600.0
+    fresh_jit: bool = False
+    #: What containers are given; None: nothing but what they need.
+    containers: ContainerSettings | None = None
+    #: The ledger's URL or file; None: nothing is remembered.
+    ledger: str | None = None
+    #: Fresh boots on which a flip must come out again.
+    confirm: int = 0
 
     @property
     def simulated(self) -> bool:
         """Whether the rig is simulated."""
         return self.rig.startswith(SIMULATED)
+
+    @property
+    def kind(self) -> Kind:
+        """What the ledger is told that this run's verdicts are."""
+        return "rehearsed" if self.simulated else "verified"
 
     @property
     def label(self) -> str | None:
@@ -79,7 +95,9 @@ _OPTIONS: Final = (
     _Option(
         "stack",
         "the software under test: NAME=PYTHON, the python of the environment that the engine is installed in "
-        "(default: the python that runs pytest); on a simulated rig NAME=sim:sglang==RELEASE",
+        "(default: the python that runs pytest); NAME=docker:IMAGE or NAME=podman:IMAGE; on a simulated rig "
+        "NAME=sim:sglang==RELEASE. Repeated, every claim is evaluated on each, and the first is what the others are "
+        "compared with",
         None,
         "NAME=PYTHON",
         "lines",
@@ -107,6 +125,14 @@ _OPTIONS: Final = (
         None,
         "bool",
     ),
+    _Option(
+        "ledger",
+        "where verdicts are remembered: a SQLite file, sqlite:///FILE, postgresql://…, or none "
+        "(default: .gpuguard/ledger.sqlite in the root folder)",
+        "",
+        "URL",
+    ),
+    _Option("confirm", "evaluate a flip again on so many fresh boots before it is reported", "0", "N"),
     _Option("strict", "an INCONCLUSIVE claim fails the run", None, None, "bool"),
     _Option("ports", "the range that servers take their ports from", "20000-32767", "FIRST-LAST"),
     _Option("log-dir", "where server logs are written (default: .gpuguard/logs in the root folder)", "", "DIR"),
@@ -117,6 +143,10 @@ _OPTIONS: Final = (
         "FILE",
         "lines",
     ),
+    _Option("fresh-jit", "each stack begins with empty caches of compiled kernels, its own", None, None, "bool"),
+    _Option("mounts", "what containers see of this machine, one HOST:CONTAINER[:ro] a line", kind="lines", flag=False),
+    _Option("container-env", "variables for containers, one NAME or NAME=VALUE a line", kind="lines", flag=False),
+    _Option("container-args", "more words for docker run or podman run", "", flag=False),
     _Option("models", "names for model folders, one NAME = FOLDER a line", kind="lines", flag=False),
     _Option(
         "stall-timeout",
@@ -177,6 +207,10 @@ def read_config(config: pytest.Config) -> Config:
         vacate=vacate,
         restore=restore,
         hook_timeout_s=_parsed("hook-timeout", values["hook-timeout"], _duration),
+        fresh_jit=bool(values["fresh-jit"]),
+        containers=_containers(values["mounts"] or [], values["container-env"] or [], values["container-args"]),
+        ledger=_ledger(root, values["ledger"]),
+        confirm=_parsed("confirm", values["confirm"], _number_of_boots),
     )
 
 
@@ -245,6 +279,21 @@ def _path(root: Path, text: str) -> str:
     return str(inside) if not os.path.isabs(path) and inside.is_dir() else path
 
 
+def _ledger(root: Path, text: str) -> str | None:
+    """A URL as it is; a file as an ini says it, from the root folder on."""
+    if text == "none":
+        return None
+    if "://" in text:
+        return text
+    return str(root / os.path.expanduser(text)) if text else str(root / ".gpuguard" / "ledger.sqlite")
+
+
+def _number_of_boots(text: str) -> int:
+    if not text.isdecimal() or int(text) > 20:
+        raise ValueError(f"{text!r} is no number of boots: write 0 (off) to 20")
+    return int(text)
+
+
 def _signatures(root: Path, texts: list[str]) -> tuple[str, ...]:
     """Files of signatures, checked here so that a run does not begin with a wrong one."""
     if not texts:
@@ -291,6 +340,14 @@ def _pairs(name: str, texts: list[str]) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
+def _containers(mounts: list[str], env: list[str], args: str) -> ContainerSettings | None:
+    if not (mounts or env or args):
+        return None
+    from .container_options import read_settings
+
+    return read_settings(mounts, env, args)
+
+
 def _stacks(texts: list[str], rig: str) -> tuple[tuple[str, str], ...]:
     found = []
     for text in texts:
@@ -299,13 +356,19 @@ def _stacks(texts: list[str], rig: str) -> tuple[tuple[str, str], ...]:
             raise pytest.UsageError(
                 f"--gpuguard-stack {text!r}: write NAME=PYTHON, such as --gpuguard-stack new=/opt/new/bin/python"
             )
-        if reference.startswith(("docker:", "podman:")):
-            raise pytest.UsageError(f"--gpuguard-stack {text}: container stacks are not available in this version")
+        if is_container(reference):
+            from .container_options import check_reference
+
+            check_reference(text, reference)
         if rig.startswith(SIMULATED) or reference.startswith(SIMULATED):
             _check_simulated(text, name, reference, rig)
         found.append((name, os.path.expanduser(reference)))
-    if len(found) > 1:
-        raise pytest.UsageError("--gpuguard-stack: several stacks side by side are not available in this version")
+    names = [name for name, _ in found]
+    for name in names:
+        if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]*", name) is None:  # they become parts of node ids
+            raise pytest.UsageError(f"--gpuguard-stack: {name!r}: a name has letters, digits, and _ . + - only")
+        if names.count(name) > 1:
+            raise pytest.UsageError(f"--gpuguard-stack: two stacks are called {name!r}: every stack needs its own name")
     return tuple(found)
 
 

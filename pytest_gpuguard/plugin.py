@@ -19,17 +19,19 @@ from .fixtures import (
     gpuguard_server,
     gpuguard_sglang_server,
     gpuguard_stack,
+    gpuguard_stack_choice,
     gpus,
     rig,
     server,
     sglang_server,
     stack,
 )
-from .names import ARCHITECTURES, MARKS
+from .names import ARCHITECTURES, MARKS, is_container
 from .options import Config, add_options, is_packed, read_config
 
 if TYPE_CHECKING:
     from .collect import Collector
+    from .remembering import Remembering
     from .report.terminal import Summary
     from .run import Runner
 
@@ -39,6 +41,7 @@ __all__ = [
     "gpuguard_server",
     "gpuguard_sglang_server",
     "gpuguard_stack",
+    "gpuguard_stack_choice",
     "gpus",
     "rig",
     "server",
@@ -58,6 +61,7 @@ class Manager:
         self.problems: list[str] = []
         self._runner: Runner | None = None
         self._summary: Summary | None = None
+        self.remembering: Remembering | None = None
         self._registered = {line.partition(":")[0].partition("(")[0].strip() for line in config.getini("markers")}
 
     def concerns(self, items: list[Any], inherited: list[pytest.Mark]) -> bool:
@@ -122,6 +126,7 @@ class Verdicts:
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the verdict that a report carries."""
         controller: Any = self._manager.config.pluginmanager.get_plugin("gpuguard-xdist")
@@ -130,6 +135,8 @@ class Verdicts:
             if lost is not None:
                 report.gpuguard = lost  # type: ignore[attr-defined]
         if hasattr(report, "gpuguard"):
+            if self._manager.remembering is not None:
+                self._manager.remembering.take(report)
             self._manager.summary.add(report)
 
 
@@ -196,6 +203,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: added to claims that need this architecture")
     settings = read_config(config)
     for name, python in () if settings.simulated else settings.stacks:
+        if is_container(python):
+            continue  # whether the image is there is asked when a claim needs it
         if not os.access(python, os.X_OK) or Path(python).is_dir():
             state = "is not an executable file" if Path(python).exists() else "does not exist"
             raise pytest.UsageError(
@@ -204,6 +213,10 @@ def pytest_configure(config: pytest.Config) -> None:
             )
     manager = config.stash[MANAGER] = Manager(config, settings)
     config.pluginmanager.register(Verdicts(manager), "gpuguard-verdicts")
+    if not hasattr(config, "workerinput"):
+        from .remembering import remember
+
+        manager.remembering = remember(config, settings)
     if settings.label is not None:
         from .rehearsed import Rehearsed
 
@@ -237,6 +250,16 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 # ------------------------------------------------------------------------------------------------------- collection
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Several stacks: a test for each. Last, so that the stack's name is the last part of the node id."""
+    settings = metafunc.config.stash[MANAGER].settings
+    if len(settings.stacks) > 1:
+        from .stacks import multiply
+
+        multiply(metafunc, [name for name, _ in settings.stacks])
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(
     collector: pytest.Collector,
@@ -256,6 +279,9 @@ def pytest_collection_modifyitems(
     collector = config.stash[MANAGER].collector
     if collector is not None:
         collector.add_marks(items)
+        from .covered import noted
+
+        collector.noted = noted(items, config.args)
         if collector.shared:
             from .collect import ordered
 
@@ -275,6 +301,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     manager = session.config.stash[MANAGER]
     if manager.collector is not None and manager.collector.found and not session.config.option.collectonly:
         manager.runner.expect(session.items)
+        if manager.remembering is not None:
+            manager.remembering.collected = manager.collector.noted
         if hasattr(session.config, "workerinput"):
             from .xdist import write_claims
 
@@ -371,4 +399,6 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     for problem in manager.problems if manager is not None else ():
         terminalreporter.write_line(f"gpuguard: ERROR at the end of the run: {problem}", red=True)
     if manager is not None and manager.has_results:
+        if manager.remembering is not None and config.option.verbose >= 0:
+            manager.remembering.write(terminalreporter)
         manager.summary.write(terminalreporter, config.option.verbose)

@@ -5,7 +5,8 @@ Judging happens while the call phase is still running, so that ``--pdb`` stops e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable, Iterator
+import inspect
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -19,13 +20,16 @@ from .claims.needs import Needs
 from .claims.observation import Observation
 from .claims.verdict import Body, Judgement, Verdict, worst
 from .collect import CLAIM, GATE
+from .confirm import Confirmation, read_before
 from .engines.handle import PendingServer, ServerHandle
 from .evaluate import BootFailed, Evaluation
 from .packing.memory import Memory
 from .packing.scheduler import assigned
-from .report.payload import REPORT_KEY, labelled, payload, spoken
+from .recording import properties, recorded
+from .report.payload import REPORT_KEY, labelled, spoken
 from .report.progress import ProgressLine
 from .session import Session
+from .stacks import chosen
 from .terms import SKIP_BODY, XFAIL, body_of, drop_xfail, finish, skip, unjudged
 from .timeouts import TIMER, ClaimTimeout
 from .xdist import STOP, STOPPED
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
     from .boots import LiveBoot
     from .facts.gpu import Gpu
     from .facts.stackref import StackRef
+    from .ledger.flips import Index
     from .options import Config
 
 T = TypeVar("T")
@@ -55,11 +60,26 @@ class Runner:
         self._share = share
         self.progress = ProgressLine(config)
         self.memory = Memory(self)
+        self.confirmation = Confirmation(
+            settings.confirm, settings.kind, [name for name, _ in settings.stacks], self._before
+        )
+
+    def _before(self) -> Index:
+        """What was verified before this run."""
+        from .remembering import remembering_of
+
+        return read_before(self._share) if self._share is not None else remembering_of(self.config).before()
 
     # ------------------------------------------------------------------------------------------------------- set-up
 
     def ref_of(self, item: pytest.Item) -> StackRef:
-        """The stack that an item's claim is about: its folder's conftest says, else the command line."""
+        """The stack that an item's claim is about: its folder's conftest says, else the command line.
+
+        Where the command line names several, the one that the item was multiplied for.
+        """
+        name = chosen(item)
+        if name is not None:
+            return self.session.named_stack(name)
         ref: StackRef | None = item.ihook.pytest_gpuguard_stack(item=item)
         return ref or self.session.default_stack()
 
@@ -170,12 +190,52 @@ class Runner:
             raise error
         judgements, observations = evaluation.judge(body)
         self._record(pyfuncitem, judgements, observations)
+        if self._flips(pyfuncitem):
+            judgements, told = self.confirmation.again(judgements, lambda: self._again(pyfuncitem))
+            self._record(pyfuncitem, judgements, observations, told)
         if timer is not None:
             timer.start()  # fixtures are still to be torn down
         finish(pyfuncitem, worst(judgements), claim, error, self.settings)
         return result if result is not None else True
 
-    def _boot(self, item: pytest.Function, evaluation: Evaluation, claim: Claim) -> LiveBoot | None:
+    def _flips(self, item: pytest.Function) -> bool:
+        """Whether a claim that was judged is to be judged again: it flips, and its code can be called once more."""
+        if not self.settings.confirm or inspect.iscoroutinefunction(item.obj):
+            return False
+        data = item.stash[PAYLOAD]
+        return self.confirmation.flips(data)
+
+    def _again(self, item: pytest.Function) -> Sequence[Judgement]:
+        """Judge a claim once more, on a server of its own."""
+        first = item.stash[EVALUATION]
+        del item.stash[EVALUATION]
+        try:
+            evaluation = self.evaluation(item)
+            claim, body = evaluation.claim, Body("not_run")
+            live = self._boot(item, evaluation, claim, fresh=True) if claim.serves is not None else None
+            if claim.serves is None or (live is not None and not live.broken):
+                body = self._body(item)
+            return evaluation.judge(body)[0]
+        finally:
+            item.stash[EVALUATION] = first
+
+    def _body(self, item: pytest.Function) -> Body:
+        """Call a test's own code, with the fixtures that it has."""
+        names = inspect.signature(item.obj).parameters
+        item.stash[IN_CALL] = True
+        try:
+            item.obj(**{name: item.funcargs[name] for name in names if name in item.funcargs})
+        except (KeyboardInterrupt, SystemExit, pytest.exit.Exception):
+            raise
+        except BaseException as raised:
+            return body_of(raised, item, item.stash.get(SKIPPED, "skip"))
+        finally:
+            item.stash[IN_CALL] = False
+        return Body("passed")
+
+    def _boot(
+        self, item: pytest.Function, evaluation: Evaluation, claim: Claim, fresh: bool = False
+    ) -> LiveBoot | None:
         serves = claim.serves
         assert serves is not None
         handle = item.funcargs.get("server") or item.funcargs.get("gpuguard_server")
@@ -184,6 +244,7 @@ class Runner:
             lambda: evaluation.boot(
                 serves,
                 alone=isinstance(handle, PendingServer),
+                fresh=fresh,
                 on_progress=self.progress.of(item.nodeid),
                 on_wait=self.progress.waiting(item.nodeid),
             ),
@@ -257,27 +318,16 @@ class Runner:
 
     # ------------------------------------------------------------------------------------------------------ verdict
 
-    def _record(self, item: pytest.Item, judgements: tuple[Judgement, ...], observations: list[Observation]) -> None:
-        evaluation = self.evaluation(item)
-        decides = worst(judgements).verdict
-        data = payload(
-            item.nodeid,
-            evaluation.claim,
-            evaluation.ref.name,
-            judgements,
-            observations,
-            translated=evaluation.translated,
-            label=self.settings.label,
-            prediction=evaluation.forecast(),
-            parts=self.memory.parts(item) if decides not in (Verdict.INFRA, Verdict.NOT_EVALUATED) else None,
-            seconds=self.memory.watch(item).seconds(observations),
-        )
-        item.stash[PAYLOAD] = data
+    def _record(
+        self,
+        item: pytest.Item,
+        judgements: tuple[Judgement, ...],
+        observations: list[Observation],
+        confirmed: Mapping[str, Any] | None = None,
+    ) -> None:
+        data = item.stash[PAYLOAD] = recorded(self, item, judgements, observations, confirmed)
         item.user_properties[:] = [one for one in item.user_properties if not one[0].startswith("gpuguard_")]
-        for name in ("verdict", "label", "outcome", "fact", "expectation", "reason", "stack", "phase", "log"):
-            if data.get(name):
-                said = spoken(data) if name == "verdict" else data[name]
-                item.user_properties.append((f"gpuguard_{name}", said))
+        item.user_properties += properties(data)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(

@@ -22,8 +22,9 @@ from .files import asked_once
 
 if TYPE_CHECKING:
     from .boots import BootPool
+    from .containers.image import Container, ContainerSettings
     from .diagnose.signature import SignatureFile
-    from .engines.base import Engine
+    from .engines.base import BootSpec, Engine
     from .facts.faults import HostFault
     from .facts.gpu import Rig
     from .facts.nvml import NvmlChild
@@ -74,6 +75,7 @@ class Session:
         self._rig: Rig | None = None
         self._nvml: NvmlChild | None = None
         self._stacks: dict[str, Stack] = {}
+        self._refused: dict[str, Exception] = {}  # images that are absent, or cannot be asked
         self._help: dict[str, str | FlagsUnknown] = {}
         self._pool: BootPool | None = None
         self._simulated: SimulatedGpus | None = None
@@ -227,6 +229,10 @@ class Session:
             lines.append(f"no Xid events from NVML of {which}: hardware faults show in the kernel log only")
         return lines
 
+    def named_stack(self, name: str) -> StackRef:
+        """One of the stacks of the command line."""
+        return StackRef(name, dict(self.config.stacks)[name])
+
     def default_stack(self) -> StackRef:
         """The stack of the command line, else the python that runs pytest; on a simulated rig the newest release."""
         if self.config.stacks:
@@ -251,15 +257,67 @@ class Session:
                 return simulated_stack(ref.name, ref.python)
             except SimulationError as error:
                 raise StackError(ref.name, str(error), f"Write {STACK_FORM}") from None
+        if ref.container:
+            return self._image(ref)
         if not Path(ref.python).exists():
             cure = f"; build it: {ref.build}" if ref.build else ""
             raise StackAbsent(f"stack {ref.name!r}: {ref.python} does not exist{cure}")
         if ref.python not in self._stacks:
             key = "stack-" + hashlib.sha256(f"{ref.name}\0{ref.python}".encode()).hexdigest()[:16]
-            self._stacks[ref.python] = Stack.from_dict(
-                self.shared(key, lambda: probe_stack(ref.name, ref.python).to_dict())
+            self._stacks[ref.python] = self._cold(
+                Stack.from_dict(self.shared(key, lambda: probe_stack(ref.name, ref.python).to_dict()))
             )
         return self._stacks[ref.python]
+
+    def _image(self, ref: StackRef) -> Stack:
+        """The facts of an image. Raises StackAbsent, StackError."""
+        from .containers.client import ImageAbsent
+        from .containers.probe import probe_image
+        from .facts.stack import Stack, StackError
+
+        if ref.python in self._refused:  # an engine that hangs is waited for once, and not for every claim
+            raise self._refused[ref.python]
+        if ref.python not in self._stacks:
+            key = "stack-" + hashlib.sha256(ref.python.encode()).hexdigest()[:16]
+
+            def ask() -> dict[str, Any]:
+                return probe_image(ref.name, ref.python, self._container_settings()).to_dict()
+
+            try:
+                self._stacks[ref.python] = self._cold(Stack.from_dict(self.shared(key, ask)))
+            except (ImageAbsent, StackError) as error:
+                said = f"stack {ref.name!r}: {str(error).replace('NAME=', f'{ref.name}=')}"
+                refused = StackAbsent(said) if isinstance(error, ImageAbsent) else error
+                self._refused[ref.python] = refused
+                raise refused from None
+        return self._stacks[ref.python]
+
+    def container(self, stack: Stack) -> Container | None:
+        """The image that a stack is, with what its containers are given; None for a python."""
+        from .containers.probe import container_of
+
+        return container_of(stack, self._container_settings()) if "image" in stack.facts else None
+
+    def _container_settings(self) -> ContainerSettings:
+        from .containers.image import ContainerSettings
+
+        return self.config.containers or ContainerSettings()
+
+    def _cold(self, stack: Stack) -> Stack:
+        """A stack whose JIT caches this run makes empty ones of."""
+        from .fresh_jit import cold
+
+        return cold(stack) if self.config.fresh_jit else stack
+
+    def jit_environment(self, spec: BootSpec) -> dict[str, str]:
+        """Empty caches of compiled kernels for a boot, one set for each stack of this run; {} when not asked for."""
+        from .fresh_jit import INSIDE, environment
+
+        if not self.config.fresh_jit or self.simulated:
+            return {}
+        if spec.container is not None:
+            return environment(INSIDE)
+        return environment(str(self._private(f"jit-{hashlib.sha256(spec.python.encode()).hexdigest()[:12]}")))
 
     def _mismatch(self, ref: StackRef) -> StackAbsent:
         if self.simulated:
@@ -278,7 +336,8 @@ class Session:
             from .sim.engine import stack_help
 
             return stack_help(stack.python)
-        stamps = _stamps(stack.python, engine.package)
+        container = self.container(stack)
+        stamps = _stamps(stack.python, engine.package) if container is None else [[container.id]]
         state = json.dumps([engine.name, stack.python, dict(stack.packages), stamps], sort_keys=True)
         key = hashlib.sha256(state.encode()).hexdigest()[:24]
         known = self._help.get(key)
@@ -293,7 +352,9 @@ class Session:
             text = file.read_text()
         except OSError:
             try:
-                text = _run_help(engine.help_command(stack.python))
+                text = (
+                    _run_help(engine.help_command(stack.python)) if container is None else _help_in(container, engine)
+                )
             except FlagsUnknown as error:
                 self._help[key] = error
                 raise
@@ -376,6 +437,16 @@ def _stamps(python: str, package: str) -> list[list[object]]:
         for file in (*root.glob("*.py"), *root.glob("srt/*args*.py"), *root.glob("srt/arg_groups/*.py"))
     ]
     return [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in sorted(files)]
+
+
+def _help_in(container: Container, engine: Engine) -> str:
+    from .containers.client import ContainerError
+    from .containers.probe import help_of
+
+    try:
+        return help_of(container, engine.help_command, _HELP_TIMEOUT_S)
+    except ContainerError as error:
+        raise FlagsUnknown(str(error)) from error
 
 
 def _run_help(command: list[str]) -> str:

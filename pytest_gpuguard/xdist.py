@@ -16,6 +16,7 @@ import pytest
 
 from .facts.stackref import StackRef
 from .files import read_json, write_json
+from .remembering import remembering_of
 from .report.payload import lost_payload
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ class Controller:
         if self._told or data is None:
             return
         self._told = True
+        remembering = remembering_of(self._config)
+        remembering.collected = data["collected"]
+        remembering.share_before(self._folder)
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
         if reporter is None or self._config.option.verbose < 0:
             return
@@ -129,7 +133,7 @@ class Controller:
 def write_claims(session: pytest.Session) -> None:
     """The worker's side: what its claims need, for the controller."""
     from .collect import CLAIM
-    from .plugin import runner_of
+    from .plugin import MANAGER, runner_of
     from .report.header import layout_lines
 
     folder = worker_share(session.config)
@@ -139,10 +143,12 @@ def write_claims(session: pytest.Session) -> None:
     claims = [(item, item.stash[CLAIM]) for item in session.items if CLAIM in item.stash]
     if not claims:
         return
+    collector = session.config.stash[MANAGER].collector
     worker = session.config.workerinput["workerid"]  # type: ignore[attr-defined]
     data = {
         "stacks": [asdict(ref) for ref in dict.fromkeys(runner.ref_of(item) for item, _ in claims)],
         "layouts": [line for item, claim in claims for line in layout_lines(item.nodeid.rpartition("::")[2], claim)],
+        "collected": collector.noted if collector is not None else None,
         "claims": [{"nodeid": item.nodeid, "gpus": claim.gpus} for item, claim in claims],
     }
     write_json(folder / f"claims-{worker}.json", data)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["pytester", "tests.standin.fixtures"]
+pytest_plugins = ["pytester", "tests.docker.fixtures", "tests.standin.fixtures"]
 
 HERE = Path(__file__).parent
 #: For the runs that tests start: plugins of ours alone, which is also a second less each.
@@ -101,3 +101,9 @@ def claims(pytester: pytest.Pytester, fake_python: Path, model: Path) -> Run:
         return pytester.runpytest_subprocess(*given, *args, timeout=120)
 
     return run
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Real servers first: one worker boots them one after the other, and the others must not wait for it at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("real_server") is None)

@@ -17,7 +17,9 @@ from pytest_gpuguard.claims.markers import MARKERS
 from pytest_gpuguard.claims.needs import Needs
 from pytest_gpuguard.claims.observation import MemoryTable
 from pytest_gpuguard.claims.outcome import OUTCOMES, PHASES
+from pytest_gpuguard.ledger import schema
 from pytest_gpuguard.names import NOT_REQUIRABLE, REQUIRABLE
+from pytest_gpuguard.recording import PROPERTIES
 from pytest_gpuguard.report.payload import payload
 
 ROOT = Path(__file__).parents[1]
@@ -51,9 +53,7 @@ def inis() -> set[str]:
 
 
 def junit_properties() -> set[str]:
-    listed = re.search(r"for name in \(([^)]*)\):\n\s+if data\.get\(name\)", read("pytest_gpuguard/run.py"))
-    assert listed is not None, "run.py no longer lists the properties where this test looks for them"
-    return {f"gpuguard_{name}" for name in re.findall(r'"(\w+)"', listed[1])}
+    return {f"gpuguard_{name}" for name in PROPERTIES}
 
 
 def anchors(text: str) -> set[str]:
@@ -141,7 +141,7 @@ def test_only_options_that_exist_are_mentioned(document: Path) -> None:
         text = _PLANNED.sub("", text)
     flags = {f"--gpuguard-{option.name}" for option in options._OPTIONS if option.flag}
     assert set(re.findall(r"--gpuguard-[\w-]*\w", text)) - flags == set()
-    known = inis() | junit_properties() | set(plugin.__all__)
+    known = inis() | junit_properties() | set(plugin.__all__) | set(schema.metadata.tables)
     ours = {word for word in words(text) if word.startswith("gpuguard_") and not word.startswith("gpuguard_cpu_stack")}
     assert ours - known == set()
 

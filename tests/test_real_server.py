@@ -132,7 +132,9 @@ def test_nan_in_a_server_that_calls_itself_healthy_is_found(real: Any, tmp_path:
 FLIPPED = """
 from pytest_gpuguard import *
 
-mid = serves("sglang", "mid", "--device cpu --load-format dummy --max-total-tokens 20000", boot_timeout="5m")
+# A short context makes the prompts short that a ready server is asked: long ones take a minute on two cores.
+MID = "--device cpu --load-format dummy --max-total-tokens 20000 --context-length 256"
+mid = serves("sglang", "mid", MID, boot_timeout="5m")
 
 @mid
 @ooms("kv_pool")

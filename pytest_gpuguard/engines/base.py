@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..claims.layout import Layout
 
 if TYPE_CHECKING:
+    from ..containers.image import Container
     from ..facts.lease import Lease, PortRange
     from .flags import FlagProblem
     from .log import LogReader
@@ -25,6 +26,7 @@ class BootSpec:
 
     ``exclusive``: every other GPU of the rig is kept idle meanwhile. ``boot_timeout_s`` does not make two servers
     different. ``measured`` are known facts that a rehearsal takes in place of rules; a real boot has none.
+    ``container`` is the image that it runs in; ``python`` is then found by that image's PATH.
     """
 
     engine: str
@@ -38,6 +40,7 @@ class BootSpec:
     exclusive: bool = False
     boot_timeout_s: float = field(default=1200.0, compare=False)
     measured: tuple[tuple[str, float], ...] = ()
+    container: Container | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..claims.layout import flag_value, layout_from_flags
 from ..claims.observation import LogReading, MemoryTable, Observation
-from ..claims.outcome import PHASES, READY, STARTING, UNDECIDED, UNKNOWN
+from ..claims.outcome import HOST_FAULTS, PHASES, READY, STARTING, UNDECIDED, UNKNOWN
 from ..diagnose.evidence import weigh
 from ..diagnose.memory import from_server_info, merge_tables
 from ..diagnose.redact import without_secrets
@@ -39,6 +39,8 @@ QUIET_S: Final = 0.15
 QUIET_ALONE_S: Final = 0.03
 SETTLE_S: Final = 0.3
 _FOREIGN_PORT_S: Final = 10.0
+#: How long the end of a container that has ended may take to be told.
+_ENDING_S: Final = 10.0
 _TAIL_LINES: Final = 40
 #: Ended by SIGKILL: as the kernel tells it, and as a shell that wraps the command does.
 _SIGKILLED: Final = (-9, 137)
@@ -84,6 +86,7 @@ class Boot:
         on_progress: Callable[[Progress], None] | None = None,
         used_bytes: Callable[[], int] | None = None,
         kernel: KernelWatch | None = None,
+        extra_env: Mapping[str, str] | None = None,
     ) -> None:
         self.spec = spec
         self.lease = lease
@@ -96,6 +99,7 @@ class Boot:
         self._limits = limits
         self._version = version
         self._fds = tuple(fds)
+        self._extra_env = dict(extra_env or {})
         self._on_progress = on_progress or (lambda progress: None)
         self._used_bytes = used_bytes
         self._reader = engine.reader(version, majors)
@@ -120,15 +124,12 @@ class Boot:
 
         Raises OSError or CommandNotStarted when it cannot be started at all. On any exception it is stopped already.
         """
-        from .process import ServerProcess
-
-        env = dict(os.environ)
-        env.pop("PYTEST_CURRENT_TEST", None)
-        env.update(self._engine.environment(self.spec, self.lease))
         self._started = self._last_line = time.monotonic()
         try:
             self._kernel.start()
-            self._process = ServerProcess.start(list(self.argv), env, None, self.log, pass_fds=self._fds)
+            if self.spec.container is not None and not _is_free(self.port):
+                return self._observe("port.in_use", f"somebody listens on port {self.port} already")
+            self._process = self._start()
             self._file = self.log.open("rb")
             self._memory = MemoryWatch(self._process, self._used_bytes, self._kernel)
             return self._watch()
@@ -138,6 +139,19 @@ class Boot:
         finally:
             if self._memory is not None:
                 self._memory.end()
+
+    def _start(self) -> ServerProcess:
+        from .process import ServerProcess
+
+        asked = {**self._extra_env, **self._engine.environment(self.spec, self.lease)}
+        if self.spec.container is not None:
+            from .container import ContainerServer
+
+            given = (self.spec, self.lease, self.argv, asked, self.log, self._fds, self._limits.grace_s)
+            return ContainerServer.boot(*given)
+        env = {**os.environ, **asked}
+        env.pop("PYTEST_CURRENT_TEST", None)
+        return ServerProcess.start(list(self.argv), env, None, self.log, pass_fds=self._fds)
 
     def _watch(self) -> Observation:
         ready_since: float | None = None
@@ -230,6 +244,9 @@ class Boot:
             if self._exited():
                 self._read()
                 return self._dead()
+            if self._process.ending and time.monotonic() < settle + _ENDING_S:
+                time.sleep(POLL_S)
+                continue
             reading = self._reader.reading()
             if not reading.fatal and (not patient or time.monotonic() >= settle):
                 return self._observe(READY)
@@ -259,7 +276,7 @@ class Boot:
     @property
     def alive(self) -> bool:
         """Whether the server's main process lives."""
-        return self._process is not None and not self._exited()
+        return self._process is not None and not self._exited() and not self._process.ending
 
     def _exited(self) -> bool:
         if self._exit is None and self._process is not None:
@@ -273,6 +290,9 @@ class Boot:
             pass
         reading = self._reader.closed()
         outcome, note = reading.outcome, f"the process ended (exit code {self._exit.code})"
+        fault = self._process.fault if self._process is not None else None
+        if fault is not None and (fault[0] == "infra.boot" or outcome in (READY, STARTING, *UNDECIDED)):
+            return self._observe(*fault) if outcome not in HOST_FAULTS else self._observe(outcome, fault[1])
         if outcome in (READY, STARTING):
             if self._exit.lost:
                 return self._observe("infra.lost", "the server's warden was killed, and took the server along")
@@ -391,6 +411,12 @@ def _url(flags: Sequence[str], port: int) -> str:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     scheme = "https" if flag_value(flags, ("--ssl-certfile",)) else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _is_free(port: int) -> bool:
+    from ..lease.ports import is_free
+
+    return is_free(port)
 
 
 def _same_model(served: str, declared: str) -> bool:

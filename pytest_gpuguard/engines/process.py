@@ -18,11 +18,14 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ..facts.lease import require_linux
 from ..lease import warden as _warden
 from .proctree import Proc, kill_until_gone, listens, marked_or_seen, rss_bytes
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MARKER: Final = "GPUGUARD_BOOT"
 _START_S: Final = 60.0
@@ -72,11 +75,12 @@ class ServerProcess:
     ``pids`` and ``rss_bytes`` may be called from other threads.
     """
 
-    def __init__(self, holder: subprocess.Popen[bytes], log_path: Path, marker: str) -> None:
+    def __init__(self, holder: subprocess.Popen[bytes], log_path: Path, marker: str, end: Sequence[str] = ()) -> None:
         self.log_path = log_path
         self.pid = 0
         self._holder_pipe = holder
         self._marker = marker
+        self._end = tuple(end)
         self._buffer = b""
         self._exit: ExitInfo | None = None
         self._error: str | None = None
@@ -97,20 +101,22 @@ class ServerProcess:
         cwd: str | os.PathLike[str] | None,
         log_path: str | os.PathLike[str],
         pass_fds: Sequence[int] = (),
-    ) -> ServerProcess:
+        end: Sequence[str] = (),
+    ) -> Self:
         """Start ``argv`` in a session of its own, stdin empty, stdout and stderr appended to ``log_path``.
 
         ``env`` is the whole environment (None: ours); one variable, GPUGUARD_BOOT, is added to find lost children by.
         ``pass_fds`` (locks) are inherited by the warden *and* by the command, so that they stay held as long as either
-        lives. Raises CommandNotStarted, LogNotWritable, UnsupportedPlatform. Interrupted anywhere, nothing is left.
+        lives. ``end`` is a command that is run when nothing of the tree is left, however that came about. Raises
+        CommandNotStarted, LogNotWritable, UnsupportedPlatform. Interrupted anywhere, nothing is left.
         """
         require_linux("booting a server")
         command = [os.fspath(word) for word in argv]
         if not command:
             raise ValueError("argv is empty: there is no command to start")
         marker = uuid.uuid4().hex
-        order = {"argv": command, "cwd": None if cwd is None else os.fspath(cwd)}
-        order["env"] = {**(os.environ if env is None else env), MARKER: marker}  # type: ignore[assignment]
+        order: dict[str, Any] = {"argv": command, "cwd": None if cwd is None else os.fspath(cwd), "end": list(end)}
+        order["env"] = {**(os.environ if env is None else env), MARKER: marker}
         path = Path(log_path)
         log = _open_log(path)
         try:
@@ -131,7 +137,7 @@ class ServerProcess:
         finally:
             os.close(log)
         try:
-            server = cls(process, path, marker)
+            server = cls(process, path, marker, end)
             server._give_order(order)
             return server
         except BaseException:
@@ -207,7 +213,8 @@ class ServerProcess:
         try:
             self.pids()
             self._send(f"TERM {grace}")
-            self._await_gone(grace + _warden.ORPHAN_GRACE_S + _MARGIN_S)
+            end_s = _warden.END_S if self._end else 0.0
+            self._await_gone(grace + _warden.ORPHAN_GRACE_S + _MARGIN_S + end_s)
         except BaseException:
             self._send("KILL")
             raise
@@ -216,6 +223,7 @@ class ServerProcess:
             state = _warden.read_proc(self.warden_pid)
             if state is not None and state.state in "Tt" and self._holder_pipe.poll() is None:
                 self._holder_pipe.kill()
+            self._run_end()
         self._finalizer()
         if not survivors:
             try:
@@ -228,6 +236,24 @@ class ServerProcess:
             self._exit = ExitInfo(None, time.time(), lost=True)
         self._report = StopReport(clean, time.monotonic() - began, killed, survivors)
         return self._report
+
+    def _run_end(self) -> None:
+        """What the warden would have run at the end, had it lived."""
+        if self._end:
+            try:
+                subprocess.run(self._end, stdin=subprocess.DEVNULL, timeout=_warden.END_S, check=False)
+            except (OSError, subprocess.TimeoutExpired):
+                pass  # it has said why on stderr, or cannot be run at all
+
+    @property
+    def ending(self) -> bool:
+        """Whether the server has ended already, and its end will be told any moment."""
+        return False
+
+    @property
+    def fault(self) -> tuple[str, str] | None:
+        """Outcome and words of what kept the server from running that is no doing of its own; None when nothing did."""
+        return None
 
     def _give_order(self, order: dict[str, Any]) -> None:
         """Tell the warden what to run, and wait until it does; raises CommandNotStarted."""

@@ -59,7 +59,8 @@ class Stack:
     """One named stack. ``python`` is the executable as the user named it; ``facts`` are the probe's answers.
 
     Keys of ``facts``: python, packages, torch (version, cuda, hip, build), driver, kernel, libcuda, nvcc,
-    jit_caches, environment; docs/facts.md documents them. ``name`` is the user's word and part of no comparison.
+    jit_caches, environment, and image where it is one (engine, name, id, digest); docs/facts.md documents them.
+    ``name`` is the user's word and part of no comparison.
     """
 
     name: str
@@ -101,6 +102,13 @@ class Stack:
         python = self.facts.get("python") or {}
         version: str | None = python.get("version")
         return version
+
+    @property
+    def image(self) -> str | None:
+        """The digest that the image's registry knows it by, else its local id; None for a python."""
+        image = self.facts.get("image") or {}
+        found: str | None = image.get("digest") or image.get("id")
+        return found
 
     @property
     def driver(self) -> str | None:
@@ -146,6 +154,7 @@ class Stack:
             "python": self.python_version,
             "torch": self.torch_version,
             "torch_cuda": self.torch_cuda,
+            **({"image": self.image} if self.image else {}),
             **named,
             "driver": self.driver,
             "kernel": facts.get("kernel"),

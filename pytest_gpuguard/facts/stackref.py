@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..names import is_container
 from .choice import SIMULATED
 
 
@@ -11,7 +12,8 @@ from .choice import SIMULATED
 class StackRef:
     """A stack's name and its python. ``build`` is the command that makes it, told when the python is absent.
 
-    ``python`` may be a simulated stack, such as "sim:sglang==0.5.7", which a simulated rig alone can run.
+    ``python`` may be an image, such as "docker:lmsysorg/sglang:v0.5.9-cu130", or a simulated stack, such as
+    "sim:sglang==0.5.7", which a simulated rig alone can run.
     """
 
     name: str
@@ -23,3 +25,8 @@ class StackRef:
     def simulated(self) -> bool:
         """Whether this is a simulated stack."""
         return self.python.startswith(SIMULATED)
+
+    @property
+    def container(self) -> bool:
+        """Whether this is an image."""
+        return is_container(self.python)

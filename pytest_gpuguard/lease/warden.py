@@ -17,6 +17,9 @@ and ``KILL``. Lines on stdout are JSON objects with the key ``event``:
 
 An ordinary ``TERM`` goes to the main process alone, so that it can drain its children itself. Orphans of an ended main
 process, and everybody once the holder is dead, get TERM and two seconds.
+
+An order may name an ``end``: a command that is run once nothing of the tree is left, in every case, and before ``gone``
+is said. It ends what is no descendant of ours: a container. What starts one needs no grace when the holder is dead.
 """
 
 from __future__ import annotations
@@ -38,6 +41,8 @@ ORPHAN_GRACE_S = 2.0
 TICK_S = 0.05
 STUCK_AFTER_S = 10.0
 CHASE_S = 0.25
+#: How long an order's ``end`` may take.
+END_S = 30.0
 
 
 class Proc(NamedTuple):
@@ -196,6 +201,9 @@ class Warden:
         self.killed: set[tuple[int, int]] = set()
         self.told = False  # everybody was sent TERM
         self.complained = False
+        self.end: list[str] = []  # what is still to be run at the end
+        self.ending = False
+        self.ender: tuple[dict[str, str] | None, int, list[int]] = (None, 2, [])  # environment, log, descriptors
 
     def start(self, argv: list[str], env: dict[str, str] | None, cwd: str | None, log: int, hold: list[int]) -> bool:
         """Start the command in a session of its own; False (and an ``error`` line) when that cannot be."""
@@ -232,13 +240,14 @@ class Warden:
             return False
         self.main = server.pid
         server.returncode = 0  # this file reaps by itself: Popen must not
+        self.ender = (env, log, hold)
         proc = read_proc(server.pid)
         self.say("started", pid=server.pid, start_time=proc.start if proc else None, warden=warden)
         return True
 
     def guard(self) -> None:
         """Return when nothing of the tree is left."""
-        while self.reap():
+        while self.reap() or self.finish():
             now = time.monotonic()
             self.obey(now)
             wait = TICK_S
@@ -269,7 +278,7 @@ class Warden:
     def obey(self, now: float) -> None:
         """Turn what was heard into deadlines. A deadline only ever comes nearer."""
         lines, self.ears.lines = self.ears.lines, []
-        for line in lines:
+        for line in lines if not self.ending else []:  # the end is not cut short: it is what KILL is for
             words = line.split()
             if words[:1] == ["KILL"]:
                 self.end_by(now)
@@ -285,7 +294,7 @@ class Warden:
                 self.end_by(now + grace)
         if (self.ears.dead or self.main_gone) and not self.told:
             self.told = True
-            self.end_by(now + ORPHAN_GRACE_S)
+            self.end_by(now + (0.0 if self.end and self.ears.dead else ORPHAN_GRACE_S))
             for proc in descendants(os.getpid()).values():
                 send_signal(proc, signal.SIGTERM)
         if self.deadline is not None and now >= self.deadline and self.killing_since is None:
@@ -294,6 +303,32 @@ class Warden:
                 os.nice(-10)  # if we may: a storm of forks takes all the time that it can get
             except OSError:
                 pass
+
+    def finish(self) -> bool:
+        """Run the order's ``end``, once: True when it was started."""
+        import subprocess
+
+        if not self.end:
+            return False
+        command, self.end = self.end, []
+        env, log, hold = self.ender
+        self.ending = self.told = True
+        self.deadline, self.killing_since = time.monotonic() + END_S, None
+        try:
+            ender = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=env,
+                start_new_session=True,
+                pass_fds=hold,
+            )
+        except (OSError, ValueError, subprocess.SubprocessError):
+            traceback.print_exc()
+            return False
+        ender.returncode = 0  # reaped like the others
+        return True
 
     def end_by(self, moment: float) -> None:
         """SIGKILL is due at this moment, or sooner if it was before."""
@@ -391,13 +426,14 @@ def run(arguments: Sequence[str]) -> int:
     hold = [int(number) for number in options.hold.split(",") if number]
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     argv, env, cwd = options.command, None, options.cwd
+    end: list[str] = []
     if options.order:
         while not ears.lines and not ears.dead:
             ears.listen(TICK_S)
         if not ears.lines:
             return 1  # the holder died before it had said all: nothing was started
         order = json.loads(ears.lines.pop(0))
-        argv, env, cwd = order["argv"], order.get("env"), order.get("cwd")
+        argv, env, cwd, end = order["argv"], order.get("env"), order.get("cwd"), order.get("end") or []
     if ears.dead:
         return 1
     log = 2 if options.log_fd is None else options.log_fd
@@ -408,6 +444,7 @@ def run(arguments: Sequence[str]) -> int:
             say("error", message=f"cannot write the log {options.log!r}: {error.strerror}")
             return 1
     warden = Warden(ears, say)
+    warden.end = end
     if not warden.start(argv, env, cwd, log, hold):
         return 1
     while True:

@@ -19,6 +19,8 @@ from .history_file import LocalHistory, history_file, read_history
 if TYPE_CHECKING:
     from ..boots import LiveBoot
     from ..claims.series import Baseline
+    from ..facts.gpu import Rig
+    from ..facts.stack import Stack
     from ..run import Runner
     from .budgeted import Budgeted
 
@@ -55,6 +57,23 @@ class Memory:
 
     def parts(self, item: pytest.Item) -> dict[str, str | None]:
         """The parts of stack and rig that matter to a test; those that cannot be asked are missing."""
+        return parts_of(*self._facts(item))
+
+    def components(self, item: pytest.Item) -> dict[str, str | None]:
+        """The same in full, flat: every package, environment variables, caches."""
+        from ..ledger.changes import COMPLETE, flatten
+
+        stack, rig = self._facts(item)
+        gpus = ", ".join(sorted({gpu.name for gpu in rig.usable})) or None if rig is not None else None
+        fingerprint = dict(stack.fingerprint()) if stack is not None else {}
+        if rig is None:
+            fingerprint.pop("driver", None)  # what no GPU decides depends on no driver
+        flat = flatten(fingerprint, {"driver": rig.driver, "gpus": gpus} if rig is not None else None)
+        if stack is not None and stack.simulated:  # what nobody said of it is not known to be absent
+            flat = {name: one for name, one in flat.items() if one is not None and name not in COMPLETE.values()}
+        return flat
+
+    def _facts(self, item: pytest.Item) -> tuple[Stack | None, Rig | None]:
         evaluation = self._runner.evaluation(item)
         claim, session = evaluation.claim, self._runner.session
         subjects = {subject for subject, _, _ in claim.needs.versions}
@@ -67,7 +86,7 @@ class Memory:
                 stack = evaluation.stack
         except (HostFault, StackAbsent, StackError):
             pass  # told by the verdict
-        return parts_of(stack, rig)
+        return stack, rig
 
     def baselines(self, item: pytest.Item) -> Callable[[str, Sequence[str]], Baseline | None]:
         """Answers what rate of a load is known from before, by the expectation's subject and the cards."""

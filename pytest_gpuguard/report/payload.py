@@ -41,17 +41,23 @@ def payload(
     prediction: Mapping[str, Any] | None = None,
     parts: Mapping[str, str | None] | None = None,
     seconds: Mapping[str, float | None] | None = None,
+    key: str | None = None,
+    components: Mapping[str, str | None] | None = None,
+    cards: Sequence[str] = (),
+    confirmed: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Verdict, outcome, decisive fact and evidence of one claim; ``translated`` is what a portable claim exchanged.
 
     ``label`` is REHEARSED on a simulated rig; ``prediction`` stands beside what a boot on real GPUs measured. ``parts``
-    are those of the stack that matter to the verdict, ``seconds`` what its boots and the rest took so far.
+    are those of the stack that matter to the verdict, ``components`` all of them, ``seconds`` what its boots and the
+    rest took so far. ``key`` is the claim's name in the ledger, ``cards`` those that it concerns if nothing was booted.
     """
     decides = worst(judgements)
     last = observations[-1] if observations else None
     return {
         "nodeid": nodeid,
         "claim": claim.about.id or nodeid,
+        "key": key or claim.about.id or nodeid,
         "title": claim.about.title,
         "stack": stack,
         "hearsay": claim.about.hearsay,
@@ -91,14 +97,16 @@ def payload(
             if last is not None and last.peak is not None
             else {}
         ),
+        "confirmed": dict(confirmed) if confirmed is not None else None,
         "warnings": [one.warning for one in judgements if one.warning is not None],
         "elapsed_s": round(last.elapsed_s, 2) if last is not None and last.elapsed_s is not None else None,
         "seconds": dict(seconds) if seconds is not None else None,
         "parts": dict(parts) if parts is not None else None,
+        "components": dict(components) if components is not None else {},
         "log": last.log if last else None,
         "argv": list(last.argv) if last else [],
         "translated": list(translated),
-        "cards": list(last.cards) if last else [],
+        "cards": sorted((last.cards if last is not None else ()) or cards),
         "gpus": list(last.gpus) if last else [],
     }
 

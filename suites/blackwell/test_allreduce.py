@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from pytest_gpuguard import claim, compare, fits, needs_gpus, needs_package, needs_sm120, ooms, serves, unsupported
 
 NOTES = "field notes, 8x RTX PRO 6000 Blackwell, Kimi-K2.5 on SGLang"
@@ -38,6 +40,7 @@ nccl_only = serves("sglang", "kimi-k2.5", KIMI, GRAPH, "--disable-custom-all-red
 # ------------------------------------------------------------------------------ FlashInfer allreduce fusion
 
 
+@pytest.mark.premerge
 @needs_sm120
 @two_large
 @serves("sglang", "qwen3-30b-a3b", SMALL, "--enable-flashinfer-allreduce-fusion", layout="TP2", portable=True)
@@ -74,6 +77,7 @@ def test_flashinfer_allreduce_fusion() -> None:
 # -------------------------------------------------------------------------------------- custom allreduce
 
 
+@pytest.mark.premerge
 @needs_sm120
 @four
 @serves("sglang", "qwen3-8b", SMALL, layout="TP4", portable=True)
@@ -149,6 +153,7 @@ def test_fewer_nccl_channels() -> None:
 # --------------------------------------------------------------------------------------- MSCCL++, symm mem
 
 
+@pytest.mark.premerge
 @needs_sm120
 @eight
 @serves("sglang", "qwen3-8b", SMALL, "--enable-mscclpp", layout="TP8", portable=True)
@@ -165,6 +170,7 @@ def test_mscclpp_is_not_installed(stack: Any) -> None:
     assert stack.package("mscclpp") is None
 
 
+@pytest.mark.premerge
 @needs_sm120
 @two
 @serves("sglang", "qwen3-8b", SMALL, "--enable-torch-symm-mem", layout="TP2", portable=True)

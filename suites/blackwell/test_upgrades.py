@@ -7,6 +7,8 @@ checks and not here.
 
 from __future__ import annotations
 
+import pytest
+
 from pytest_gpuguard import (
     claim,
     compare,
@@ -50,6 +52,7 @@ kimi = serves("sglang", "kimi-k2.5", KIMI, GRAPH, DUMMY, layout="TP8", portable=
 # ------------------------------------------------------------------------------------------ seen in releases
 
 
+@pytest.mark.premerge
 @needs_sm120
 @one
 @serves("sglang", "qwen3-8b", SMALL, portable=True)
@@ -59,6 +62,7 @@ def test_a_small_model_boots_on_one_card() -> None:
     """A wheel of kernels without SM120 code fails here, dressed up as a graph capture that wants more memory."""
 
 
+@pytest.mark.premerge
 @needs_sm120
 @two_large
 @serves("sglang", "qwen3-30b-a3b", SMALL, DUMMY, layout="TP2", portable=True)
@@ -132,6 +136,7 @@ def test_mla_resolves_to_triton() -> None:
     """One image chose a backend by "major at least 10" and ended in a kernel without SM120: look at what resolved."""
 
 
+@pytest.mark.premerge
 @needs_sm120
 @one
 @serves("sglang", "qwen3-8b", SMALL, portable=True)

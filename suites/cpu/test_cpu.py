@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from pytest_gpuguard import claim, compare, expect_toks, fails, fits, ooms, serves, works
 
 #: Always bounded: SGLang's own default takes most of the machine's memory for the KV pool.
 tiny = serves("sglang", "tiny", "--device cpu --max-total-tokens 4096", boot_timeout="5m")
 
 
+@pytest.mark.premerge
 @tiny
 @fits(kv_tokens=">=4096")
 @claim(minutes=1)
@@ -28,6 +31,7 @@ def test_a_tiny_model_makes_five_tokens_per_second() -> None:
     """A floor that also a busy machine meets; two idle cores make some hundreds."""
 
 
+@pytest.mark.premerge
 @tiny
 @works
 @claim(minutes=1)
@@ -35,6 +39,7 @@ def test_a_tiny_model_works() -> None:
     """A prefill, the same again from the cache, a long one, a burst. The weights are random: it need not make sense."""
 
 
+@pytest.mark.premerge
 @tiny
 @fits
 @claim(minutes=1)
@@ -66,6 +71,7 @@ def test_tp2_fits() -> None:
     """Two scheduler ranks, one core each."""
 
 
+@pytest.mark.premerge
 @serves(
     "sglang",
     "mid",
@@ -103,6 +109,7 @@ def test_more_tokens_than_memory_are_silently_clipped() -> None:
     """SGLang serves with a smaller pool and a warning; fits(kv_tokens=">=500000000") would be contradicted."""
 
 
+@pytest.mark.premerge
 @serves("sglang", "tiny", "--device cpu --max-total-tokens 4096 --enable-ep-moe", boot_timeout="5m")
 @fails("args.removed", when="sglang>=0.5.5")
 @claim(minutes=1, source="flag table, sglang 0.4.6 to 0.5.23: replaced by --ep-size")

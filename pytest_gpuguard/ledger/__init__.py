@@ -1,0 +1,1 @@
+"""What was true before: every judgement ever, with the stack and the rig that it was true on."""

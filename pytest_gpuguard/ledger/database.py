@@ -1,0 +1,186 @@
+"""Where a ledger is, how it is connected to, and what its errors mean. It must never show a password.
+
+Connections are made so that what was committed survives kill -9 and a power cut, and so that a writer waits for others.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from .errors import LedgerError
+
+#: Seconds that a writer waits for others, and for a server that does not answer.
+BUSY_S: Final = 60
+CONNECT_S: Final = 10
+
+_POSTGRES: Final = ("postgresql", "postgres", "postgresql+psycopg")
+_SECRET: Final = ("password", "sslpassword")
+
+#: What SQLite says → what it means, and what helps.
+_SQLITE: Final = (
+    ("readonly", "may not be written: give this user the right to write the file and its folder, or name another"),
+    ("unable to open", "cannot be opened: the folder must exist, and this user must be allowed to write in it"),
+    ("disk is full", "cannot be written, because the disk is full: make room there"),
+    ("disk i/o", "cannot be written (full disk, quota, limit on file sizes, or a broken disk): make room there"),
+    ("not a database", "is a file, but no SQLite database: name another file, or move this one away"),
+    ("malformed", "is damaged: restore it from a copy, or `sqlite3 FILE .recover` what is left of it"),
+    ("locked", f"has been held by another process for {BUSY_S} s: see who holds it (`fuser FILE`), and try again"),
+)
+
+_SERVER: Final = (
+    ("password authentication", "refuses this user or password: correct the URL, or the variable PGPASSWORD"),
+    ("no password supplied", "wants a password: put it into the variable PGPASSWORD, or into ~/.pgpass"),
+    ("does not exist", "does not have what the URL names: create it, or correct the URL"),
+    ("permission denied", "does not let this user write there: GRANT it CREATE on the schema and write access"),
+    ("read-only", "cannot be written: it is a standby, or out of room. Name the primary, or make room there"),
+    ("no space left", "cannot be written, because its disk is full: make room there"),
+    ("lock timeout", f"has had its tables locked for {BUSY_S} s: see who holds them (pg_locks), and try again"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a ledger is. ``shown`` has no password; ``secrets`` are masked in whatever is told."""
+
+    url: URL = field(repr=False)
+    shown: str
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+
+
+def find(url: str) -> Place:
+    """Reads ``sqlite:///PATH``, ``postgresql://…``, ``postgres://…``, or a plain path. Raises LedgerError."""
+    scheme, split, rest = url.partition("://")
+    if not split:
+        return _file(url)
+    if scheme == "sqlite":
+        return _file(rest.removeprefix("/"))
+    if scheme not in _POSTGRES:
+        raise LedgerError(
+            f"a ledger cannot be kept at {scheme}://: give sqlite:///PATH, postgresql://USER@HOST/DATABASE, or a path"
+        )
+    try:
+        parsed = make_url(f"postgresql+psycopg://{rest}")
+    except (ArgumentError, ValueError):  # their text quotes the URL
+        raise LedgerError(
+            "the ledger's PostgreSQL URL cannot be read: it is postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with "
+            "special characters in the password written as %40 and the like"
+        ) from None
+    secrets = [parsed.password, *(parsed.query.get(name) for name in _SECRET)]
+    shown = parsed.set(drivername="postgresql").difference_update_query(_SECRET)
+    if shown.password is not None:
+        shown = URL.create(shown.drivername, shown.username, None, shown.host, shown.port, shown.database, shown.query)
+    return Place(parsed, shown.render_as_string(), tuple(str(one) for one in secrets if one))
+
+
+def _file(path: str) -> Place:
+    if not path or path == ":memory:" or "\0" in path:
+        raise LedgerError("a ledger must be a file, so that it is still there tomorrow: give its path")
+    absolute = os.path.abspath(os.path.expanduser(path))
+    return Place(URL.create("sqlite", database=absolute), absolute)
+
+
+def connect(place: Place) -> Engine:
+    """An engine that has not connected yet. Makes the folder of a file. Raises LedgerError."""
+    if place.url.drivername == "sqlite":
+        return _sqlite(place)
+    settings = {"connect_timeout": CONNECT_S, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+    given = {name: value for name, value in settings.items() if name not in place.url.query}
+    try:
+        # The connection may have been cut while a server booted for twenty minutes: it is looked at before each use.
+        engine = create_engine(place.url, pool_pre_ping=True, connect_args={**given, "client_encoding": "utf8"})
+    except ImportError as error:
+        raise LedgerError(
+            f"a ledger in PostgreSQL needs psycopg 3 ({error}): pip install 'pytest-gpuguard[postgres]'"
+        ) from None
+    event.listen(engine, "connect", _settle)
+    return engine
+
+
+def _sqlite(place: Place) -> Engine:
+    path = Path(str(place.url.database))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise LedgerError(f"the ledger {place.shown} is a folder: name a file in it")
+    except OSError as error:
+        raise LedgerError(
+            f"the folder of the ledger {place.shown} cannot be made ({error.strerror}): make it, or name another place"
+        ) from None
+    engine = create_engine(place.url, connect_args={"timeout": BUSY_S})
+    event.listen(engine, "connect", _durable)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _durable(connection: Any, _record: object) -> None:
+    connection.isolation_level = None  # sqlite3 would begin transactions when it likes; `_begin` does
+    connection.execute("PRAGMA synchronous=FULL")
+
+
+def _begin(connection: Connection) -> None:
+    # A writer takes its lock at once: one that read first could not wait for another, it would have to start over.
+    writes = connection.get_execution_options().get("gpuguard_writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _settle(connection: Any, _record: object) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET lock_timeout = '{BUSY_S}s'")
+        cursor.execute("SET synchronous_commit = on")
+        cursor.execute("SHOW server_encoding")
+        (encoding,) = cursor.fetchone()
+    connection.commit()
+    if encoding not in ("UTF8", "SQL_ASCII"):
+        raise LedgerError(
+            f"the ledger's PostgreSQL database is in {encoding}, which cannot hold every log line: make one WITH "
+            "ENCODING 'UTF8' TEMPLATE template0, and name that"
+        )
+
+
+def keep_beside(engine: Engine) -> None:
+    """Lets readers and a writer of a file work at once (WAL), where the file system can."""
+    if engine.dialect.name != "sqlite":
+        return
+    connection = engine.raw_connection()
+    try:
+        cursor = connection.cursor()
+        if cursor.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+            cursor.execute("PRAGMA journal_mode=WAL")
+    except sqlite3.OperationalError as error:
+        # Another process is in the file at this moment. It makes the change itself, or the next run does.
+        if "locked" not in str(error):
+            raise
+    finally:
+        connection.close()
+
+
+@contextmanager
+def told(place: Place, engine: Engine) -> Iterator[None]:
+    """What the database says against it becomes a LedgerError."""
+    driver: Any = engine.dialect.loaded_dbapi
+    try:
+        yield
+    except (SQLAlchemyError, driver.Error) as error:
+        raise LedgerError(_cause(place, error)) from None
+
+
+def _cause(place: Place, error: Exception) -> str:
+    said = " ".join(str(getattr(error, "orig", None) or error).split())[:500]
+    for secret in place.secrets:
+        said = said.replace(secret, "***")
+    local = place.url.drivername == "sqlite"
+    for needle, meaning in _SQLITE if local else _SERVER:
+        if needle in said.lower():
+            return f"the ledger {place.shown} {meaning} ({said})"
+    if getattr(error, "connection_invalidated", False) or not local:
+        return f"the ledger {place.shown} cannot be reached or used: is the server up, and the URL right? ({said})"
+    return f"the ledger {place.shown} cannot be read or written ({said})"

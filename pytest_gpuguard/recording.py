@@ -1,0 +1,68 @@
+"""The payload of one claim in this run: what was judged, on what, and what it took. It must never hold a secret."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from .claims.judgement import Judgement, Verdict, worst
+from .claims.observation import Observation
+from .packing.history import key_of
+from .report.payload import payload, spoken
+from .secrets import Secrets
+from .stacks import plain_nodeid
+
+if TYPE_CHECKING:
+    import pytest
+
+    from .evaluate import Evaluation
+    from .run import Runner
+
+#: Keys of a payload that JUnit gets as properties.
+PROPERTIES: Final = ("verdict", "label", "outcome", "fact", "expectation", "reason", "stack", "phase", "log")
+
+
+def recorded(
+    runner: Runner,
+    item: pytest.Item,
+    judgements: Sequence[Judgement],
+    observations: Sequence[Observation],
+    confirmed: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """JSON-able data with the keys of docs/verdicts.md. ``confirmed``: what fresh boots came to, if there were any."""
+    evaluation = runner.evaluation(item)
+    claim, plain = evaluation.claim, plain_nodeid(item)
+    tried = worst(judgements).verdict not in (Verdict.INFRA, Verdict.NOT_EVALUATED)
+    data = payload(
+        item.nodeid,
+        claim,
+        evaluation.ref.name,
+        judgements,
+        observations,
+        translated=evaluation.translated,
+        label=runner.settings.label,
+        prediction=evaluation.forecast(),
+        parts=runner.memory.parts(item) if tried else None,
+        seconds=runner.memory.watch(item).seconds(observations),
+        key=key_of(claim.about.id or plain, plain),
+        components=runner.memory.components(item) if tried else None,
+        cards=_cards(evaluation),
+        confirmed=confirmed,
+    )
+    clean: dict[str, Any] = Secrets([claim.serves.env] if claim.serves is not None else []).clean(data)
+    return clean
+
+
+def properties(data: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """What JUnit gets of a payload."""
+    return [
+        (f"gpuguard_{name}", spoken(data) if name == "verdict" else data[name]) for name in PROPERTIES if data.get(name)
+    ]
+
+
+def _cards(evaluation: Evaluation) -> tuple[str, ...]:
+    """The kinds of cards that a claim concerns, also where it was decided before any lease."""
+    if not (evaluation.claim.gpus or evaluation.claim.needs.any_gpu) or evaluation.rig_fault() is not None:
+        return ()
+    session = evaluation.session
+    return session.cards([gpu.uuid for gpu in session.rig.usable])
