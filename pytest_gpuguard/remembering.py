@@ -43,8 +43,9 @@ class Remembering:
         if self._writer is None and url is not None:
             from .ledger.writer import LedgerWriter
 
+            rig = self._settings.rig if self._settings.simulated else ""
             names = [name for name, _ in self._settings.stacks]
-            self._writer = LedgerWriter(url, self._config.rootpath, self._settings.kind, names)
+            self._writer = LedgerWriter(url, self._config.rootpath, self._settings.kind, names, rig)
         return self._writer
 
     def before(self) -> Index:

@@ -79,7 +79,7 @@ def test_where_there_is_no_fcntl_all_can_be_imported_and_a_boot_says_linux_only(
     """Windows and macOS can collect, read logs and judge; what needs Linux says so when it is asked for."""
     text = run(
         """
-        import sys, pkgutil, importlib, socket, subprocess, tempfile, multiprocessing, pytest  # with their own fcntl
+        import sys, pkgutil, importlib, socket, subprocess, tempfile, multiprocessing, pytest, sqlalchemy  # with theirs
         for name in ("fcntl", "pynvml"):
             sys.modules[name] = None
         sys.platform = "somethingelse"

@@ -124,12 +124,8 @@ def run_in_image(
     """Run a command in the image without a GPU, on this kernel. Raises ContainerError when it hangs or cannot start."""
     engine = client_of(container.engine)
     lease = uuid.uuid4().hex
-    folder = Path(tempfile.mkdtemp(prefix="gpuguard-ask-"))
-    cidfile = str(folder / "cid")
     variables = container.variables(env)
-    words = container.run_words(
-        [PYTHON, "-c", _GUARD, *command], variables, lease=lease, run=run_name(), cidfile=cidfile, read=read
-    )
+    words = container.run_words([PYTHON, "-c", _GUARD, *command], variables, lease=lease, run=run_name(), read=read)
     over = False
     client = None
     try:
@@ -157,8 +153,7 @@ def run_in_image(
         if client is not None and client.stdin is not None:
             client.stdin.close()
         if not over and client is not None:
-            end.end(engine, cidfile, lease)
-        end.clear(cidfile)
+            end.end(engine, "", lease)
     return Ran(code, _on_this_kernel(container, code, said, complained), complained)
 
 

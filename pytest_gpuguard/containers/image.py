@@ -102,7 +102,7 @@ class Container:
         *,
         lease: str,
         run: str,
-        cidfile: str,
+        cidfile: str | None = None,
         gpus: Sequence[str] = (),
         read: Iterable[str] = (),
         detached: bool = False,
@@ -115,7 +115,7 @@ class Container:
         words = ["run", *(["--detach", "--log-driver", "json-file"] if detached else ["--rm", "--interactive"])]
         words += ["--pull", "never", "--init", "--network", "host", "--shm-size", _SHM]
         words += ["--no-healthcheck", "--stop-signal", "SIGTERM", *self.settings.args]
-        words += ["--name", f"gpuguard-{lease[:12]}", "--cidfile", cidfile]
+        words += ["--name", f"gpuguard-{lease[:12]}", *(["--cidfile", cidfile] if cidfile is not None else [])]
         words += ["--label", f"{LEASE_LABEL}={lease}", "--label", f"{RUN_LABEL}={run}"]
         for host, inside, read_only in self._mounts(read):
             words += ["--mount", f"type=bind,source={host},target={inside}" + (",readonly" if read_only else "")]

@@ -202,8 +202,8 @@ class ServerProcess:
     def stop(self, grace: float = 30.0) -> StopReport:
         """End the whole tree and return when it is gone: TERM to the main process, ``grace`` seconds, then KILL.
 
-        Orphans of an ended main process get TERM and two seconds. Takes at most ``grace`` + 20 s. May be called again.
-        An interrupt during the wait kills the tree at once and is passed on.
+        Orphans of an ended main process get TERM and two seconds. Takes at most ``grace`` + 20 s, more with an ``end``.
+        May be called again. An interrupt during the wait kills the tree at once and is passed on.
         """
         if self._report is not None:
             return self._report

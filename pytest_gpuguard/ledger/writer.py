@@ -11,6 +11,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,8 +33,10 @@ class LedgerWriter:
     Nothing is opened, and SQLAlchemy not imported, before the first verdict.
     """
 
-    def __init__(self, url: str, root: Path, kind: Kind, stacks: Sequence[str]) -> None:
+    def __init__(self, url: str, root: Path, kind: Kind, stacks: Sequence[str], rig: str = "") -> None:
         self.url, self.kind, self._root, self._stacks = url, kind, root, tuple(stacks)
+        #: A line for a person; empty: what the verdicts say of it.
+        self.rig = rig
         self.run: Run | None = None
         self.problem: str | None = None
         self._store: Store | None = None
@@ -99,9 +102,10 @@ class LedgerWriter:
         if self.run is None:
             return
         ended = time.time()
+        self.run = replace(self.run, rig=self.rig or _rig_of(self.records), ended=ended)
         if self._store is not None:
             try:
-                self._store.finish(self.run.id, ended)
+                self._store.begin(self.run)
             except LedgerError as error:
                 self._fail(error)
         if self._spool is not None:
@@ -122,7 +126,7 @@ class LedgerWriter:
             started=now,
             host=socket.gethostname(),
             kind=self.kind,
-            rig="",
+            rig=self.rig,
             tool=__version__,
             suite=revision(self._root),
             stacks=self._stacks,
@@ -194,6 +198,12 @@ def records_of(data: Mapping[str, Any], run: Run, now: float) -> Iterator[Record
             components=data["components"],
             evidence={name: value for name, value in data.items() if name != "components"},
         )
+
+
+def _rig_of(records: Sequence[Record]) -> str:
+    """The GPUs and the driver that verdicts were true on; no GPU where none was concerned."""
+    known = next((one.components for one in records if one.components.get("driver")), None)
+    return f"{known.get('gpus')}, driver {known['driver']}" if known is not None else "no GPU"
 
 
 def revision(folder: Path) -> str | None:
