@@ -5,6 +5,7 @@ Every boot leaves an observation, also one that was decided before any lease was
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,8 @@ from .facts.gpu import arch_of
 from .facts.models import ModelMissing
 from .facts.stack import Stack, StackError
 from .reserve import LeaseFailed
-from .session import DRIVEN, FlagsUnknown, Session, StackAbsent
+from .run_stacks import FlagsUnknown, StackAbsent
+from .session import DRIVEN, Session
 from .situation import ModelOf, Situation
 
 if TYPE_CHECKING:
@@ -193,6 +195,8 @@ class Booting(Situation):
         flags, translated = boot_flags(serves, engine, text)
         self.translated = tuple(dict.fromkeys([*self.translated, *translated]))
         container = self.session.container(stack)
+        if container is not None and os.path.isdir(model):
+            model = os.path.abspath(model)  # a container has another working directory
         spec = BootSpec(
             engine=engine.name,
             stack=self.ref.name,

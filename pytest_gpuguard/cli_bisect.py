@@ -143,13 +143,7 @@ def _absolute(ledger: str | None, root: Path) -> str:
     text = (ledger or str(root / ".gpuguard" / "ledger.sqlite")).removeprefix("sqlite:///")
     if "://" in text:
         return text
-    path = Path(text).expanduser().resolve()
-    if not ledger:
-        try:
-            path.parent.mkdir(exist_ok=True)
-        except OSError as error:
-            raise click.UsageError(f"{path.parent} cannot be made: {error.strerror}; name a --ledger") from None
-    return str(path)
+    return str(Path(text).expanduser().resolve())
 
 
 def _asked(named: Sequence[tuple[str, str]], rig: str) -> list[Candidate]:
@@ -159,22 +153,16 @@ def _asked(named: Sequence[tuple[str, str]], rig: str) -> list[Candidate]:
     from .facts.nvml import query_rig
     from .facts.simulated import SimulationError, simulated_rig
     from .facts.stack import StackError
-    from .ledger.changes import COMPLETE, flatten
+    from .ledger.changes import components_of
 
     try:
         found = simulated_rig(rig) if rig.startswith(SIMULATED) else query_rig()
-        gpus = ", ".join(sorted({gpu.name for gpu in found.usable})) or None
         cards = frozenset(slug_of(gpu.name) for gpu in found.usable)
         candidates = []
         for name, reference in named:
             fingerprint = _fingerprint(name, reference, found)
-            parts: dict[str, str | None] | None = None
-            if fingerprint is not None:
-                parts = flatten(fingerprint, {"driver": found.driver, "gpus": gpus})
-            if parts is not None and found.kind == "simulated":  # as recorded: what nobody said of it is unknown
-                parts = {
-                    one: value for one, value in parts.items() if value is not None and one not in COMPLETE.values()
-                }
+            simulated = found.kind == "simulated"
+            parts = components_of(fingerprint, found, simulated) if fingerprint is not None else None
             candidates.append(Candidate(name, reference, parts, cards))
     except (SimulationError, StackError) as error:
         raise click.UsageError(str(error)) from None

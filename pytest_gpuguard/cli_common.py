@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
@@ -71,21 +72,64 @@ def _existing(url: str | None) -> str:
         if found is None:
             fail(f"there is no ledger here ({DEFAULT}): run pytest first, or name one with --ledger")
         return str(found)
-    file = Path(url.removeprefix("sqlite:///"))
+    file = Path(url.removeprefix("sqlite:///")).expanduser()
     if "://" not in url.removeprefix("sqlite:///") and not file.exists():
         fail(f"there is no ledger {file}: a run of pytest makes one, gpuguard ledger import too")
     return url
 
 
+def say(text: str) -> None:
+    """A line, or several, to standard output. One that cannot be written is bad input, and no answer of the command."""
+    with _whole(None) as out:
+        out.write(text if text.endswith("\n") else text + "\n")
+
+
 def told(text: str, output: Path | None) -> None:
     """To standard output, or whole and at once into a file."""
-    if output is None:
-        sys.stdout.write(text if text.endswith("\n") else text + "\n")
-        return
+    with writing(output) as out:
+        out.write(text if text.endswith("\n") else text + "\n")
+
+
+@contextmanager
+def writing(output: Path | None) -> Iterator[IO[str]]:
+    """Standard output, or a file that appears whole and at once; what is written a piece at a time is never all in
+    memory. What cannot be written ends the command with status 2 and one line.
+    """
+    # A device or a pipe cannot be replaced by a file: as root that would destroy /dev/null.
+    with _whole(output) if output is None or (output.exists() and not output.is_file()) else _replaced(output) as out:
+        yield out
+
+
+@contextmanager
+def _whole(output: Path | None) -> Iterator[IO[str]]:
+    try:
+        if output is not None:
+            with output.open("w", encoding="utf-8", errors="backslashreplace") as out:
+                yield out
+            return
+        if sys.stdout is None:
+            fail("standard output is closed: give it, or write to a file with -o")
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
+        yield sys.stdout
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise  # nobody reads on: click ends the command in silence
+    except OSError as error:
+        if output is None:
+            # What is still in the buffer would be tried again at the end of the process.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        fail(f"{output or 'standard output'} cannot be written: {error.strerror}")
+
+
+@contextmanager
+def _replaced(output: Path) -> Iterator[IO[str]]:
     scratch = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     try:
-        scratch.write_text(text, encoding="utf-8")
+        with scratch.open("w", encoding="utf-8", errors="backslashreplace") as out:
+            yield out
         scratch.replace(output)
     except OSError as error:
-        scratch.unlink(missing_ok=True)
         fail(f"{output} cannot be written: {error.strerror}")
+    finally:
+        scratch.unlink(missing_ok=True)

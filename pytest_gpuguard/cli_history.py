@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .cli_common import fail, json_option, ledger_option, output_option, reading, told
+from .cli_common import fail, json_option, ledger_option, output_option, reading, say, told
 
 if TYPE_CHECKING:
     from .ledger.flips import Flip
@@ -51,16 +51,16 @@ def history(claim: str | None, limit: int, url: str | None, as_json: bool) -> No
             hint = f"; did you mean {near[0]!r}?" if near else "; gpuguard history lists them"
             fail(f"the ledger has no claim {claim!r}{hint}")
     if as_json:
-        click.echo(json.dumps([{k: v for k, v in one.to_dict().items() if k != "evidence"} for one in past]))
+        say(json.dumps([{k: v for k, v in one.to_dict().items() if k != "evidence"} for one in past]))
         return
     before: dict[tuple[str, tuple[str, ...]], Record] = {}
     for one in past:
         where = f"{one.stack}{' on ' + ', '.join(one.cards) if one.cards else ''}"
-        click.echo(printable(f"{stamp(one.when)}  {spoken(one)}  [{where}]  {one.fact}"))
+        say(printable(f"{stamp(one.when)}  {spoken(one)}  [{where}]  {one.fact}"))
         known = before.get((one.stack, one.cards))
         if known is not None and one.components:
             for line in changes_told(changes(known.components, one.components)):
-                click.echo(printable(f"    {line}"))
+                say(printable(f"    {line}"))
         if one.components:
             before[one.stack, one.cards] = one
 
@@ -72,7 +72,10 @@ def _names(store: Store) -> list[str]:
 
 def _claims(store: Store, as_json: bool) -> None:
     names = _names(store)
-    click.echo(json.dumps(names) if as_json else "\n".join(names))
+    from .claims.account import printable
+
+    if names or as_json:
+        say(json.dumps(names) if as_json else "\n".join(map(printable, names)))
 
 
 class Comparison:
@@ -110,6 +113,7 @@ def diff(run: str, against: str | None, url: str | None, as_json: bool) -> None:
 
     With AGAINST, against that run. Exits 1 when something flipped.
     """
+    from .claims.account import printable
     from .report.flips import lines
 
     with reading(url) as store:
@@ -117,15 +121,15 @@ def diff(run: str, against: str | None, url: str | None, as_json: bool) -> None:
         if as_json:
             made = found.document(lambda claim: ())
             kept = {name: made[name] for name in ("format", "label", "run", "flips", "differences")}
-            click.echo(json.dumps({**kept, "against": against}))
+            say(json.dumps({**kept, "against": against}))
     if not as_json:
         width = shutil.get_terminal_size().columns
-        for line in lines(found.flips, width) or [f"run {found.run.id}: nothing flipped"]:
-            click.echo(line)
+        for line in lines(found.flips, width) or [printable(f"run {found.run.id}: nothing flipped")]:
+            say(line)
         if found.others:
-            click.echo("\nbetween the stacks of this run:")
+            say("\nbetween the stacks of this run:")
             for line in lines(found.others, width):
-                click.echo(line)
+                say(line)
     if found.flips or found.differences:
         raise SystemExit(1)
 
@@ -183,10 +187,13 @@ def report(
 
     Without a form: the terminal's. Forms can be combined. Exits 0 whatever the run found.
     """
+    from .claims.account import printable
     from .report import github as github_report
     from .report import markdown
     from .report.flips import lines
 
+    if github and as_json and output is None:
+        fail("--github prints annotations to standard output, so the JSON needs a file: -o FILE")
     with reading(url) as store:
         found = Comparison(store, store.run(run), None, evidence=True)
         made = found.document(lambda claim: store.history(claim, evidence=True), _coverage(store, found))
@@ -206,7 +213,7 @@ def report(
         told(json.dumps(made), output)
     elif page is None and summary is None and not github:
         counts = ", ".join(f"{number} {name}" for name, number in made["counts"]["verdicts"].items() if number)
-        heading = f"run {found.run.id}: {counts}"
+        heading = printable(f"run {found.run.id}: {counts}")
         told("\n".join([heading, *lines(found.flips, shutil.get_terminal_size().columns)]), output)
 
 
@@ -220,7 +227,7 @@ def _github(text: str, annotations: Sequence[str]) -> None:
     except OSError as error:
         fail(f"{file} cannot be written: {error.strerror}")
     for line in annotations:
-        click.echo(line)
+        say(line)
 
 
 def _coverage(store: Store, found: Comparison) -> dict[str, list[str]]:

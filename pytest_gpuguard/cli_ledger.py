@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
 
-from .cli_common import DEFAULT, fail, json_option, ledger_option, output_option, reading, told
+from .cli_common import DEFAULT, fail, json_option, ledger_option, output_option, reading, say, writing
 
 
 @click.group()
@@ -25,14 +26,13 @@ def ledger() -> None:
 @output_option
 def export_(runs: tuple[str, ...], url: str | None, output: Path | None) -> None:
     """Write runs as JSON Lines: all of them, or those that are named (an id, its beginning, last, last~1)."""
-    import io
-
     from .ledger.lines import export
 
     with reading(url) as store:
-        text = io.StringIO()
-        export(store, text, runs or None)
-        told(text.getvalue(), output)
+        for name in runs:
+            store.run(name)  # an unknown one is told before anything is written
+        with writing(output) as out:
+            export(store, out, runs or None)
 
 
 def _import(url: str | None, files: tuple[Path, ...], as_json: bool) -> None:
@@ -47,7 +47,7 @@ def _import(url: str | None, files: tuple[Path, ...], as_json: bool) -> None:
         with open_ledger(place) as store:
             for file in files:
                 try:
-                    with sys.stdin.buffer if str(file) == "-" else file.open("rb") as lines:
+                    with nullcontext(sys.stdin.buffer) if str(file) == "-" else file.open("rb") as lines:
                         found = import_lines(store, lines)
                 except OSError as error:
                     fail(f"{file} cannot be read: {error.strerror}")
@@ -55,9 +55,9 @@ def _import(url: str | None, files: tuple[Path, ...], as_json: bool) -> None:
                 if as_json:
                     problems = [{"line": line, "problem": text} for line, text in found.problems]
                     said = {"file": str(file), "runs": found.runs, "judgements": found.records, "problems": problems}
-                    click.echo(json.dumps(said))
+                    say(json.dumps(said))
                     continue
-                click.echo(f"{file}: {found.runs} runs, {found.records} judgements")
+                say(printable(f"{file}: {found.runs} runs, {found.records} judgements"))
                 for line, text in found.problems:
                     click.echo(f"{file}:{line}: {printable(text)}", err=True)
     except LedgerError as error:
@@ -83,22 +83,25 @@ def import_(files: tuple[Path, ...], url: str | None, as_json: bool) -> None:
 @ledger_option
 def merge(others: tuple[str, ...], url: str | None) -> None:
     """Take in other ledgers (files or URLs), whole. Twice is once."""
-    import io
+    import tempfile
 
+    from .claims.account import printable
     from .ledger.errors import LedgerError
     from .ledger.lines import export, import_lines
     from .ledger.store import open_ledger
 
     for other in others:
-        text = io.StringIO()
-        with reading(other) as store:
-            export(store, text)
-        try:
-            with open_ledger(url or str(Path.cwd() / DEFAULT)) as store:
-                found = import_lines(store, text.getvalue().splitlines())
-                click.echo(f"{store.url}: {found.runs} runs, {found.records} judgements of {other}")
-        except LedgerError as error:
-            fail(str(error))
+        with tempfile.TemporaryFile("w+", encoding="utf-8") as text:  # a ledger may be larger than memory
+            with reading(other) as store:
+                export(store, text)
+                name = store.url
+            text.seek(0)
+            try:
+                with open_ledger(url or str(Path.cwd() / DEFAULT)) as store:
+                    found = import_lines(store, text)
+                    say(printable(f"{store.url}: {found.runs} runs, {found.records} judgements of {name}"))
+            except LedgerError as error:
+                fail(str(error))
 
 
 @ledger.command()
@@ -107,14 +110,16 @@ def merge(others: tuple[str, ...], url: str | None) -> None:
 @ledger_option
 def alias(old: str | None, new: str | None, url: str | None) -> None:
     """Say that claim OLD is called NEW now, so that its history follows; without names, list them."""
+    from .claims.account import printable
+
     with reading(url) as store:
         if old is None:
             for before, now in sorted(store.aliases().items()):
-                click.echo(f"{before} -> {now}")
+                say(printable(f"{before} -> {now}"))
             return
         if new is None:
             raise click.UsageError("NEW is missing: gpuguard ledger alias OLD NEW")
         if not store.history(old):
             fail(f"the ledger has no claim {old!r}: gpuguard history lists them")
         store.alias(old, new)
-        click.echo(f"{old} is called {new} now")
+        say(printable(f"{old} is called {new} now"))

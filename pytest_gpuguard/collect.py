@@ -57,8 +57,8 @@ class Collector:
         problems: list[str] = []
         inherited: list[pytest.Mark] | None = None
         for item in children:
-            if not isinstance(item, pytest.Item):
-                continue
+            if not isinstance(item, pytest.Item) or _EXTRA in item.stash:
+                continue  # the session repeats those that the command line names, without the marks of their module
             if inherited is None:
                 inherited = [mark for node in collector.listchain() for mark in node.own_markers]
             marks = [*inherited, *item.own_markers] if inherited else item.own_markers

@@ -61,12 +61,14 @@ class Confirmation:
     ) -> tuple[tuple[Judgement, ...], dict[str, Any]]:
         """Evaluate on fresh boots. Returns the judgements, and what to tell of it: ``boots``, ``agreed``, ``verdicts``.
 
-        The first boot counts as one of them: it agrees with itself.
+        The first boot counts as one of them: it agrees with itself. One that says nothing about the claim (a fault of
+        the host, a skip) neither agrees nor disagrees, and is no boot.
         """
         decides = worst(judgements)
-        found = [decides, *(worst(evaluate()) for _ in range(self.boots))]
+        tried = [decides, *(worst(evaluate()) for _ in range(self.boots))]
+        found = [one for one in tried if one.verdict not in (Verdict.INFRA, Verdict.NOT_EVALUATED)]
         agreed = sum(_alike(one, decides) for one in found)
-        told = {"boots": len(found), "agreed": agreed, "verdicts": [one.verdict.value for one in found]}
+        told = {"boots": len(found), "agreed": agreed, "verdicts": [one.verdict.value for one in tried]}
         if agreed == len(found):
             return tuple(judgements), told
         names = [_named(one) for one in found]

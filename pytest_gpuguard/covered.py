@@ -5,6 +5,7 @@ It must never call a claim gone that was merely not asked for.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Final
@@ -13,6 +14,7 @@ import pytest
 
 from .collect import CLAIM
 from .packing.history import key_of
+from .secrets import DeclaredSecrets
 from .stacks import plain_nodeid
 
 if TYPE_CHECKING:
@@ -25,20 +27,33 @@ _MOST: Final = 8
 _GUESSES: Final = 50
 
 
-def noted(items: Iterable[pytest.Item], args: Sequence[str]) -> dict[str, Any]:
-    """What was collected before any deselection, JSON-able. Files of which the command line names single tests are
-    ``partial``.
+def noted(items: Iterable[pytest.Item], session: pytest.Session) -> dict[str, Any]:
+    """What was collected before any deselection, JSON-able: claims by the ledger's names, and the files of which surely
+    everything was collected.
     """
     claims: dict[str, str | None] = {}
-    files = set()
+    files: dict[str, str] = {}
+    secrets = DeclaredSecrets()
     for item in items:
         claim = item.stash.get(CLAIM, None)
-        files.add(item.nodeid.partition("::")[0])
+        files[item.nodeid.partition("::")[0]] = str(item.path)
         if claim is not None:
             plain = plain_nodeid(item)
-            claims[key_of(claim.about.id or plain, plain)] = claim.about.recheck
-    partial = {name for name in files for one in args if "::" in one and one.partition("::")[0].endswith(name)}
-    return {"claims": claims, "files": sorted(files - partial)}
+            claims[secrets.of(claim).hide(key_of(claim.about.id or plain, plain))] = claim.about.recheck
+    return {"claims": claims, "files": sorted(_complete(files, session))}
+
+
+def _complete(files: Mapping[str, str], session: pytest.Session) -> Iterable[str]:
+    """Those of ``files`` (as in node ids → path) of which the command line and pytest left nothing out."""
+    config = session.config
+    if session.testsfailed or getattr(config.option, "lf", False):
+        return ()  # a class that could not be collected; ``--lf`` collects what failed, and nothing beside it
+    folder = config.invocation_params.dir
+    named = [folder / one.partition("::")[0] for one in config.args if "::" in one]
+    if not all(path.exists() for path in named):
+        return ()  # a module by its name (``--pyargs``)
+    partial = set(map(os.path.realpath, named))
+    return (name for name, path in files.items() if os.path.realpath(path) not in partial)
 
 
 def lines_of(

@@ -66,6 +66,11 @@ class Evaluation(Booting):
                 if sampler is not None:
                     sampler.stop()
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether it can be judged anew. A peak on GPUs that a fixture has leased cannot: it is that of the lease."""
+        return self._bare is None
+
     # ------------------------------------------------------------------------------------------------------ measure
 
     def measure(self, live: LiveBoot) -> LiveBoot:

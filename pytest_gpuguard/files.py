@@ -10,7 +10,10 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+#: What is this machine's own, in pytest's root folder.
+OWN_FOLDER: Final = ".gpuguard"
 
 
 def write_json(file: Path, data: Any) -> None:
@@ -43,3 +46,11 @@ def make_own_folder(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / ".gitignore").exists():
         (folder / ".gitignore").write_text("*\n")
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of a file that the user or a default names, which may be ``.gpuguard``. Raises OSError."""
+    if folder.name == OWN_FOLDER and not folder.is_dir():
+        make_own_folder(folder)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from .facts.stack import Stack
 
-#: Where a container keeps them: in its own file system, which ends with it.
+#: Where a container keeps them, with a name for each boot after it: in its own file system, which ends with it.
 INSIDE: Final = "/tmp/gpuguard-jit"
 #: Which variable says where each of them is (facts/stack_probe.py reads the same ones), and the folder below ours.
 #: XDG_CACHE_HOME is not among them: models are below it too.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import pytest
 
 from .claims.units import parse_bytes, parse_duration
-from .names import NOT_REQUIRABLE, REHEARSED, REQUIRABLE, SIMULATED, is_container
+from .names import NOT_REQUIRABLE, REHEARSED, REQUIRABLE, SIMULATED
+from .stack_options import parse_stacks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -189,7 +189,7 @@ def read_config(config: pytest.Config) -> Config:
     vacate, restore = _hooks(values["vacate"], values["restore"])
     return Config(
         rig=rig,
-        stacks=_stacks(values["stack"] or [], rig),
+        stacks=parse_stacks(values["stack"] or [], rig),
         wait_s=_parsed("wait", values["wait"], lambda text: 0.0 if text in ("0", "0s") else _duration(text)),
         require=_choices("require", values["require"], REQUIRABLE, NOT_REQUIRABLE),
         fail_on=_choices("fail-on", values["fail-on"], FAIL_ON),
@@ -346,50 +346,6 @@ def _containers(mounts: list[str], env: list[str], args: str) -> ContainerSettin
     from .container_options import read_settings
 
     return read_settings(mounts, env, args)
-
-
-def _stacks(texts: list[str], rig: str) -> tuple[tuple[str, str], ...]:
-    found = []
-    for text in texts:
-        name, equals, reference = (part.strip() for part in text.partition("="))
-        if not (name and equals and reference):
-            raise pytest.UsageError(
-                f"--gpuguard-stack {text!r}: write NAME=PYTHON, such as --gpuguard-stack new=/opt/new/bin/python"
-            )
-        if is_container(reference):
-            from .container_options import check_reference
-
-            check_reference(text, reference)
-        if rig.startswith(SIMULATED) or reference.startswith(SIMULATED):
-            _check_simulated(text, name, reference, rig)
-        found.append((name, os.path.expanduser(reference)))
-    names = [name for name, _ in found]
-    for name in names:
-        if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]*", name) is None:  # they become parts of node ids
-            raise pytest.UsageError(f"--gpuguard-stack: {name!r}: a name has letters, digits, and _ . + - only")
-        if names.count(name) > 1:
-            raise pytest.UsageError(f"--gpuguard-stack: two stacks are called {name!r}: every stack needs its own name")
-    return tuple(found)
-
-
-def _check_simulated(text: str, name: str, reference: str, rig: str) -> None:
-    """A simulated stack goes with a simulated rig, and a real one with a real one."""
-    from .facts.simulated import STACK_FORM, simulated_stack
-
-    if not reference.startswith(SIMULATED):
-        raise pytest.UsageError(
-            f"--gpuguard-stack {text}: a simulated rig ({rig}) cannot run a real stack, there being no GPU for it: "
-            f"write {name}={STACK_FORM}, or leave it out for the newest release"
-        )
-    if not rig.startswith(SIMULATED):
-        raise pytest.UsageError(
-            f"--gpuguard-stack {text}: a simulated stack runs on a simulated rig only: "
-            f"add --gpuguard-rig sim:<card>:<n>"
-        )
-    try:
-        simulated_stack(name, reference)
-    except ValueError as error:
-        raise pytest.UsageError(f"--gpuguard-stack {error}") from None
 
 
 def _port_range(text: str) -> tuple[int, int]:

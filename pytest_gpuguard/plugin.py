@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -135,9 +134,12 @@ class Verdicts:
             if lost is not None:
                 report.gpuguard = lost  # type: ignore[attr-defined]
         if hasattr(report, "gpuguard"):
-            if self._manager.remembering is not None:
-                self._manager.remembering.take(report)
-            self._manager.summary.add(report)
+            remembering, summary = self._manager.remembering, self._manager.summary
+            if remembering is not None:
+                remembering.take(report)
+            summary.add(report)
+            if remembering is not None:
+                remembering.keep(summary.results[report.gpuguard["nodeid"]])
 
 
 MANAGER: Final = pytest.StashKey[Manager]()
@@ -205,8 +207,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, python in () if settings.simulated else settings.stacks:
         if is_container(python):
             continue  # whether the image is there is asked when a claim needs it
-        if not os.access(python, os.X_OK) or Path(python).is_dir():
-            state = "is not an executable file" if Path(python).exists() else "does not exist"
+        if not os.access(python, os.X_OK) or os.path.isdir(python):  # pathlib raises where it may not look
+            state = "is not an executable file" if os.path.lexists(python) else "does not exist"
             raise pytest.UsageError(
                 f"--gpuguard-stack {name}={python}: this python {state}; "
                 f"give the python of the environment that the engine is installed in"
@@ -279,9 +281,10 @@ def pytest_collection_modifyitems(
     collector = config.stash[MANAGER].collector
     if collector is not None:
         collector.add_marks(items)
-        from .covered import noted
+        if collector.found:
+            from .covered import noted
 
-        collector.noted = noted(items, config.args)
+            collector.noted = noted(items, session)
         if collector.shared:
             from .collect import ordered
 
@@ -399,6 +402,6 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     for problem in manager.problems if manager is not None else ():
         terminalreporter.write_line(f"gpuguard: ERROR at the end of the run: {problem}", red=True)
     if manager is not None and manager.has_results:
-        if manager.remembering is not None and config.option.verbose >= 0:
-            manager.remembering.write(terminalreporter)
+        if manager.remembering is not None:
+            manager.remembering.write(terminalreporter, config.option.verbose)
         manager.summary.write(terminalreporter, config.option.verbose)

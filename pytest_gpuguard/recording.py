@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from .claims.judgement import Judgement, Verdict, worst
@@ -49,8 +50,28 @@ def recorded(
         cards=_cards(evaluation),
         confirmed=confirmed,
     )
-    clean: dict[str, Any] = Secrets([claim.serves.env] if claim.serves is not None else []).clean(data)
+    clean: dict[str, Any] = secrets_of(evaluation).clean(data)
     return clean
+
+
+def secrets_of(evaluation: Evaluation) -> Secrets:
+    """What must not be told of a claim: of this environment, and of its servers, also those that its body boots."""
+    serves, specs = evaluation.claim.serves, [live.spec for live in evaluation.live]
+    declared = [(serves.env, serves.flags)] if serves is not None else []
+    started = [(dict(spec.env), spec.flags) for spec in specs]
+    both = [*declared, *started]
+    return Secrets([env for env, _ in both], [flags for _, flags in both])
+
+
+def shown(judgement: Judgement, secrets: Secrets) -> Judgement:
+    """The judgement as pytest, and with it JUnit and the terminal, may say it."""
+    hide = secrets.hide
+    return replace(
+        judgement,
+        expectation=hide(judgement.expectation),
+        fact=hide(judgement.fact),
+        details=tuple(map(hide, judgement.details)),
+    )
 
 
 def properties(data: Mapping[str, Any]) -> list[tuple[str, Any]]:

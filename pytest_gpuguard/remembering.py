@@ -5,7 +5,7 @@ It must never keep a run from its end: what is wrong with the ledger is told in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -71,7 +71,7 @@ class Remembering:
         if writer is not None and writer.store is not None and self._settings.confirm:
             try:
                 write_before(writer.store, None, writer.kind, folder)
-            except LedgerError as error:
+            except (LedgerError, OSError) as error:
                 writer.problem = str(error)
 
     # ----------------------------------------------------------------------------------------------------------- hooks
@@ -82,15 +82,22 @@ class Remembering:
         from .report.payload import spoken
 
         data: dict[str, Any] = report.gpuguard
-        if self.writer is None:
+        if self.writer is None or data["verdict"] != Verdict.INCONCLUSIVE.value or data["hearsay"]:
             return
-        if data["verdict"] == Verdict.INCONCLUSIVE.value and report.skipped and not data["hearsay"]:
-            runs = self.writer.undecided(data) + 1
-            if runs >= UNDECIDED_RUNS:
-                data["fact"] = f"{data['fact']}; {runs} runs in a row decided nothing on this stack"
-                report.outcome = "failed"
-                report.longrepr = f"{spoken(data)}: {data['expectation']}: {data['fact']}"
-        self.writer.add(data)
+        runs = self.writer.undecided(data) + 1 if report.skipped else 0
+        if runs >= UNDECIDED_RUNS:
+            fact = f"{data['fact']}; {runs} runs in a row decided nothing on this stack"
+            for one in data["judgements"]:
+                if all(one[key] == data[key] for key in ("expectation", "verdict", "fact")):
+                    one["fact"] = fact
+            data["fact"] = fact
+            report.outcome = "failed"
+            report.longrepr = f"{spoken(data)}: {data['expectation']}: {fact}"
+
+    def keep(self, data: Mapping[str, Any]) -> None:
+        """What a claim came to so far: of several workers that judged it, the worst."""
+        if self.writer is not None:
+            self.writer.add(data)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
@@ -136,16 +143,18 @@ class Remembering:
             found += ["between stacks:", *lines(others, width)]
         return found
 
-    def write(self, reporter: Any) -> None:
-        """The section of what flipped, where something did; what was wrong with the ledger, in a line."""
-        found = self.lines(reporter._tw.fullwidth)
+    def write(self, reporter: Any, verbosity: int) -> None:
+        """The sections of what flipped and of what nobody looks at, where there is something, and not under ``-q``;
+        what was wrong with the ledger, in a line.
+        """
+        from .covered import shown
+
+        found = self.lines(reporter._tw.fullwidth) if verbosity >= 0 else []
         if found:
             reporter.write_sep("=", "flips")
             for line in found:
                 reporter.write_line(line)
-        from .covered import shown
-
-        coverage = shown(self.coverage)
+        coverage = shown(self.coverage) if verbosity >= 0 else []
         if coverage:
             reporter.write_sep("=", "coverage")
             for line in coverage:

@@ -25,13 +25,13 @@ from .engines.handle import PendingServer, ServerHandle
 from .evaluate import BootFailed, Evaluation
 from .packing.memory import Memory
 from .packing.scheduler import assigned
-from .recording import properties, recorded
+from .recording import properties, recorded, secrets_of, shown
 from .report.payload import REPORT_KEY, labelled, spoken
 from .report.progress import ProgressLine
 from .session import Session
 from .stacks import chosen
 from .terms import SKIP_BODY, XFAIL, body_of, drop_xfail, finish, skip, unjudged
-from .timeouts import TIMER, ClaimTimeout
+from .timeouts import TIMER, ClaimTimeout, ItemTimer
 from .xdist import STOP, STOPPED
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ PAYLOAD: Final = pytest.StashKey[dict[str, Any]]()
 IN_CALL: Final = pytest.StashKey[bool]()
 #: Why a server that the body asked for cannot be booted here: what the test is then counted by.
 SKIPPED: Final = pytest.StashKey[str]()
+#: What a body that asked for its server late was given.
+LATE: Final = pytest.StashKey[PendingServer]()
 
 
 class Runner:
@@ -101,7 +103,7 @@ class Runner:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Skip what cannot be evaluated here, before any fixture is set up; faults of the host wait for the call."""
-        keys: tuple[pytest.StashKey[Any], ...] = (EVALUATION, PAYLOAD, SKIPPED)
+        keys: tuple[pytest.StashKey[Any], ...] = (EVALUATION, PAYLOAD, SKIPPED, LATE)
         for key in keys:  # a test that is run again starts anew
             if key in item.stash:
                 del item.stash[key]
@@ -123,7 +125,7 @@ class Runner:
         if fault is not None:  # no boot will meet it: without this the body would run as if the needs were met
             outcome, words = fault
             self._record_setup(item, Verdict.INFRA, outcome, f"{outcome}: {words}")
-            pytest.fail(labelled(self.settings.label, f"INFRA: {outcome}: {words}"), pytrace=False)
+            pytest.fail(labelled(self.settings.label, f"INFRA: {item.stash[PAYLOAD]['fact']}"), pytrace=False)
 
     def _unless_stopped(self, item: pytest.Item) -> None:
         """Skip a test when the run was stopped: at its set-up, while it waits for a lease, right before a boot."""
@@ -132,7 +134,7 @@ class Runner:
 
     def _not_evaluated(self, item: pytest.Item, text: str, reason: str) -> None:
         self._record_setup(item, Verdict.NOT_EVALUATED, "none", text, reason)
-        skip(item, labelled(self.settings.label, f"NOT_EVALUATED: {text}"))
+        skip(item, labelled(self.settings.label, f"NOT_EVALUATED: {item.stash[PAYLOAD]['fact']}"))
 
     def _record_setup(
         self, item: pytest.Item, verdict: Verdict, outcome: str, fact: str, reason: str | None = None
@@ -193,57 +195,77 @@ class Runner:
         if self._flips(pyfuncitem):
             judgements, told = self.confirmation.again(judgements, lambda: self._again(pyfuncitem))
             self._record(pyfuncitem, judgements, observations, told)
-        if timer is not None:
-            timer.start()  # fixtures are still to be torn down
-        finish(pyfuncitem, worst(judgements), claim, error, self.settings)
+        finish(pyfuncitem, shown(worst(judgements), secrets_of(evaluation)), claim, error, self.settings)
         return result if result is not None else True
 
     def _flips(self, item: pytest.Function) -> bool:
         """Whether a claim that was judged is to be judged again: it flips, and its code can be called once more."""
-        if not self.settings.confirm or inspect.iscoroutinefunction(item.obj):
+        if not self.settings.confirm or not self.evaluation(item).repeatable or inspect.iscoroutinefunction(item.obj):
             return False
-        data = item.stash[PAYLOAD]
-        return self.confirmation.flips(data)
+        data, budget = item.stash[PAYLOAD], self.memory.budget
+        if not self.confirmation.flips(data):
+            return False
+        took = sum(one for one in data["seconds"].values() if one is not None)
+        return budget is None or budget.left_s >= took * self.settings.confirm
 
     def _again(self, item: pytest.Function) -> Sequence[Judgement]:
-        """Judge a claim once more, on a server of its own."""
-        first = item.stash[EVALUATION]
-        del item.stash[EVALUATION]
+        """Judge a claim once more, on a server of its own, with all of the test's own time."""
+        first, timer = item.stash[EVALUATION], item.stash.get(TIMER, None)
         try:
+            del item.stash[EVALUATION]
+            if timer is not None:
+                del item.stash[TIMER]  # no clock runs during the boot
             evaluation = self.evaluation(item)
             claim, body = evaluation.claim, Body("not_run")
             live = self._boot(item, evaluation, claim, fresh=True) if claim.serves is not None else None
             if claim.serves is None or (live is not None and not live.broken):
-                body = self._body(item)
+                body = self._body(item, timer.anew() if timer is not None else None)
             return evaluation.judge(body)[0]
+        except pytest.skip.Exception as skipped:  # the run was stopped meanwhile
+            return (Judgement("claim", Verdict.NOT_EVALUATED, "none", str(skipped), reason="skip"),)
         finally:
             item.stash[EVALUATION] = first
+            if timer is not None:
+                item.stash[TIMER] = timer
 
-    def _body(self, item: pytest.Function) -> Body:
+    def _body(self, item: pytest.Function, timer: ItemTimer | None) -> Body:
         """Call a test's own code, with the fixtures that it has."""
         names = inspect.signature(item.obj).parameters
+        body = Body("passed")
         item.stash[IN_CALL] = True
         try:
-            item.obj(**{name: item.funcargs[name] for name in names if name in item.funcargs})
+            try:
+                if timer is not None:
+                    item.stash[TIMER] = timer
+                    timer.start()
+                item.obj(**{name: item.funcargs[name] for name in names if name in item.funcargs})
+            finally:
+                if timer is not None:
+                    timer.pause()
         except (KeyboardInterrupt, SystemExit, pytest.exit.Exception):
             raise
         except BaseException as raised:
-            return body_of(raised, item, item.stash.get(SKIPPED, "skip"))
+            body = body_of(raised, item, item.stash.get(SKIPPED, "skip"))
         finally:
             item.stash[IN_CALL] = False
-        return Body("passed")
+        if timer is not None:
+            timer.pause()  # again: it may have struck just before the first
+            if timer.expired:
+                body = Body("timeout", timer.message)
+        return body
 
     def _boot(
         self, item: pytest.Function, evaluation: Evaluation, claim: Claim, fresh: bool = False
     ) -> LiveBoot | None:
         serves = claim.serves
         assert serves is not None
-        handle = item.funcargs.get("server") or item.funcargs.get("gpuguard_server")
+        given = (item.funcargs.get("server"), item.funcargs.get("gpuguard_server"), item.stash.get(LATE, None))
+        handle = next((one for one in given if isinstance(one, PendingServer)), None)
         live = self._booted(
             item,
             lambda: evaluation.boot(
                 serves,
-                alone=isinstance(handle, PendingServer),
+                alone=handle is not None,
                 fresh=fresh,
                 on_progress=self.progress.of(item.nodeid),
                 on_wait=self.progress.waiting(item.nodeid),
@@ -253,12 +275,13 @@ class Runner:
         if live is not None and live.boot is not None and live.observation.ready:
             up = live
             live = self._paused(item, lambda: evaluation.measure(up))
-            if live.boot is not None and isinstance(handle, PendingServer):
+            if live.boot is not None and handle is not None:
                 handle.attach(ServerHandle(live.boot, live.observation))
         return live
 
     def attach_late(self, item: pytest.Item, handle: PendingServer) -> None:
         """A body that asks for ``server`` by ``request.getfixturevalue`` gets the one that is up."""
+        item.stash[LATE] = handle  # it gets no other one when it is run again
         for live in self.evaluation(item).live if item.stash.get(IN_CALL, False) else ():
             if live.boot is not None and live.observation.ready:
                 live.touched = True
@@ -337,6 +360,8 @@ class Runner:
         report = yield
         if type(report) is not pytest.TestReport:
             return report  # a subtest's: the claim has a report of its own
+        if TIMER in item.stash and (call.when != "setup" or not report.passed):
+            item.stash[TIMER].pause()  # who keeps and tells the verdict is on nobody's clock
         claim = item.stash.get(CLAIM, None)
         data = item.stash.get(PAYLOAD, None)
         if claim is not None and data is None and report.when in ("setup", "call") and not report.passed:
@@ -365,6 +390,8 @@ class Runner:
     ) -> Generator[None, object, object]:
         """Stop servers that nobody will use; a leak is an error of its own here, and changes no verdict."""
         timer = item.stash.get(TIMER, None)
+        if timer is not None:
+            timer.start()
         try:
             return (yield)
         finally:

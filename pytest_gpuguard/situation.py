@@ -16,7 +16,8 @@ from .facts.faults import HostFault
 from .facts.gpu import arch_of
 from .facts.models import ModelMissing, find_model
 from .facts.stack import Stack, StackError
-from .session import DRIVEN, Session, StackAbsent
+from .run_stacks import StackAbsent
+from .session import DRIVEN, Session
 
 if TYPE_CHECKING:
     from .claims.claim import Claim, Serves

@@ -49,6 +49,10 @@ class ItemTimer:
         self._target = threading.get_ident()
         self._lock = threading.Lock()
 
+    def anew(self) -> ItemTimer:
+        """A clock like this one that has not run yet: for the same code run again."""
+        return ItemTimer(self.seconds, self._method, self._on_expire, self._uncapture)
+
     @property
     def message(self) -> str:
         """What is said when it is up."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,10 +17,14 @@ import pytest
 
 from .facts.stackref import StackRef
 from .files import read_json, write_json
+from .packing.history import key_of
 from .remembering import remembering_of
 from .report.payload import lost_payload
+from .secrets import DeclaredSecrets
+from .stacks import plain_nodeid
 
 if TYPE_CHECKING:
+    from .claims.claim import Claim
     from .run import Runner
 
 
@@ -119,10 +124,11 @@ class Controller:
         if not report.failed or report.when in ("setup", "call", "teardown"):
             return None
         for file in self._folder.glob("claims-*.json"):
-            if any(one["nodeid"] == report.nodeid for one in read_json(file)["claims"]):
-                return lost_payload(
-                    report.nodeid, "the xdist worker that ran it crashed", settings_of(self._config).label
-                )
+            for one in read_json(file)["claims"]:
+                if one["nodeid"] == report.nodeid:
+                    label = settings_of(self._config).label
+                    lost = lost_payload(one["told"], "the xdist worker that ran it crashed", label)
+                    return {**lost, "claim": one["claim"], "key": one["key"], "stack": one["stack"]}
         return None
 
     def pytest_unconfigure(self) -> None:
@@ -144,14 +150,28 @@ def write_claims(session: pytest.Session) -> None:
     if not claims:
         return
     collector = session.config.stash[MANAGER].collector
+    secrets = DeclaredSecrets()
     worker = session.config.workerinput["workerid"]  # type: ignore[attr-defined]
     data = {
         "stacks": [asdict(ref) for ref in dict.fromkeys(runner.ref_of(item) for item, _ in claims)],
         "layouts": [line for item, claim in claims for line in layout_lines(item.nodeid.rpartition("::")[2], claim)],
         "collected": collector.noted if collector is not None else None,
-        "claims": [{"nodeid": item.nodeid, "gpus": claim.gpus} for item, claim in claims],
+        "claims": [_about(runner, item, claim, secrets.of(claim).hide) for item, claim in claims],
     }
     write_json(folder / f"claims-{worker}.json", data)
+
+
+def _about(runner: Runner, item: pytest.Item, claim: Claim, hide: Callable[[str], str]) -> dict[str, Any]:
+    """A claim as the controller must know it: its GPUs, and what it is called should its worker crash."""
+    plain = plain_nodeid(item)
+    return {
+        "nodeid": item.nodeid,
+        "told": hide(item.nodeid),
+        "claim": hide(claim.about.id or item.nodeid),
+        "key": hide(key_of(claim.about.id or plain, plain)),
+        "stack": runner.ref_of(item).name,
+        "gpus": claim.gpus,
+    }
 
 
 def settings_of(config: pytest.Config) -> Any:

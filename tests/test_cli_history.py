@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -157,3 +161,50 @@ def test_a_renamed_claim_keeps_its_history(command: Command) -> None:
     assert command("ledger", "alias", "a.py::test_a", "a.py::test_new").exit_code == 0
     assert len([line for line in command("history", "a.py::test_new").output.splitlines() if "HOLDS" in line]) == 2
     assert command("ledger", "alias").output == "a.py::test_a -> a.py::test_new\n"
+
+
+@pytest.mark.parametrize(
+    "args", [("history",), ("history", "a.py::test_a"), ("diff",), ("matrix",), ("report",), ("ledger", "export")]
+)
+@pytest.mark.parametrize("closed", [False, True], ids=["full", "closed"])
+def test_an_output_that_takes_nothing_is_bad_input_and_no_flip(
+    command: Command, args: tuple[str, ...], closed: bool
+) -> None:
+    program = "from pytest_gpuguard.cli import main; main()"
+    line = shlex.join([sys.executable, "-c", program, *args])
+    done = subprocess.run(f"{line} {'>&-' if closed else '>/dev/full'}", shell=True, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: standard output ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_pipe_or_device_is_written_to_and_not_replaced(command: Command) -> None:
+    os.mkfifo("pipe")
+    with subprocess.Popen(["cat", "pipe"], stdout=subprocess.PIPE, text=True) as reader:
+        assert command("matrix", "-o", "pipe").exit_code == 0
+        assert "a.py::test_a" in reader.communicate()[0]
+    assert Path("pipe").is_fifo()
+
+
+def test_json_and_annotations_do_not_share_standard_output(command: Command) -> None:
+    found = command("report", "--github", "--json")
+    assert found.exit_code == 2
+    assert "-o FILE" in found.output
+
+
+def test_names_that_a_terminal_would_act_on_are_spelled_out(command: Command) -> None:
+    name = "a.py::\x1b[31mtest_red\nfake"
+    with open_ledger(LEDGER) as ledger:
+        ledger.begin(Run("run-\x1b[1m", 9000.0, "box", "verified", "", "0", None, ("prod",)))
+        ledger.add([record(1, "HOLDS", "2.9", name, run="run-\x1b[1m")])
+    assert command("ledger", "alias", name, f"{name}2").exit_code == 0
+    for args in (("history",), ("ledger", "alias"), ("report",), ("diff",)):
+        output = command(*args).output
+        assert "\x1b" not in output
+        assert "\nfake" not in output
+    assert f"{name}2" in json.loads(command("history", "--json").output)
+
+
+def test_an_unknown_run_is_told_before_anything_is_exported(command: Command) -> None:
+    found = command("ledger", "export", "run-1", "nope")
+    assert (found.exit_code, "{" in found.output) == (2, False)

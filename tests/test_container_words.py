@@ -49,7 +49,8 @@ def test_values_are_never_on_the_command_line_but_those_that_the_client_would_ob
 def test_ours_comes_after_what_the_user_adds() -> None:
     found = words(settings=ContainerSettings(args=("--shm-size", "64g", "--label", "gpuguard.lease=mine")))
     assert after(found, "--shm-size") == ["32g", "64g"], "the last one counts"
-    assert after(found, "--label") == ["gpuguard.lease=mine", "gpuguard.lease=" + "a" * 32, "gpuguard.run=host-1"]
+    ours = ["gpuguard.lease=" + "a" * 32, "gpuguard.run=host-1"]
+    assert after(found, "--label") == [*ours, "gpuguard.lease=mine", *ours]
 
 
 def test_a_model_below_a_mount_is_not_mounted_again() -> None:
@@ -100,7 +101,7 @@ def test_mounts_variables_and_arguments_as_an_ini_says_them(tmp_path: Path) -> N
         parse_variable("1A=planted")
     assert "planted" not in str(refused.value)
     assert parse_arguments("--ulimit memlock=-1") == ("--ulimit", "memlock=-1")
-    for bad in ("--rm", "--restart=always", "--name x", "-e A=b", "--network none"):
+    for bad in ("--rm", "--restart=always", "--name x", "-e A=b", "--network none", "--log-driver none"):
         with pytest.raises(ValueError, match="is not yours to set"):
             parse_arguments(bad)
     with pytest.raises(ValueError, match="a secret in it") as refused:

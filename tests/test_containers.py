@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -226,10 +227,16 @@ def test_a_container_sees_its_leased_gpus_and_they_are_numbered_from_0(
 
 def test_fresh_jit_caches_of_a_container_are_its_own(claims: Run, docker: Docker) -> None:
     source = ONE.replace("CPU)", 'CPU, env={"TRITON_CACHE_DIR": "/mine"})')
-    claims(source, "--gpuguard-fresh-jit", stack=STACK).assert_outcomes(passed=1)
-    (served,) = docker.served
-    assert served["env"]["FLASHINFER_WORKSPACE_BASE"] == "/tmp/gpuguard-jit/flashinfer"
-    assert served["env"]["TRITON_CACHE_DIR"] == "/mine", "the claim's own word counts"
+    source += """
+@serves("sglang", MODEL, CPU)
+@fits()
+def test_other(): ...
+"""
+    claims(source, "--gpuguard-fresh-jit", stack=STACK).assert_outcomes(passed=2)
+    folders = [served["env"]["FLASHINFER_WORKSPACE_BASE"] for served in docker.served]
+    assert all(re.fullmatch("/tmp/gpuguard-jit-[0-9a-f]{12}/flashinfer", one) for one in folders)
+    assert len(set(folders)) == 2, "a mount over /tmp would keep what the first boot has compiled"
+    assert sorted(served["env"]["TRITON_CACHE_DIR"] for served in docker.served)[0] == "/mine", "the claim's own word"
 
 
 @pytest.mark.parametrize("moment", ["creating", "booting", "ready", "stopping"])

@@ -272,6 +272,6 @@ def test_a_killed_run_leaves_the_history_as_it_was(claims: Run, pytester: pytest
     assert (pytester.path / ".gpuguard" / "history.json").read_text() == before
 
 
-def test_a_run_without_verdicts_writes_no_file(claims: Run, pytester: pytest.Pytester) -> None:
+def test_a_run_without_verdicts_writes_no_history(claims: Run, pytester: pytest.Pytester) -> None:
     claims('@needs_sm120\n@serves("sglang", MODEL)\ndef test_elsewhere(): ...\ndef test_plain(): ...')
-    assert not (pytester.path / ".gpuguard").exists()
+    assert not (pytester.path / ".gpuguard" / "history.json").exists()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -250,3 +252,80 @@ def test_a_connection_that_is_cut_in_the_middle_is_told_and_leaves_no_half(postg
         with pytest.raises(LedgerError, match="cannot be reached or used"):
             store.amend(["kept"], cut)
         assert store.notes() == {"kept": {"n": 1}}
+
+
+@pytest.mark.parametrize("journal", ["wal", "delete"])
+@pytest.mark.parametrize("folder", [0o555, 0o777], ids=["folder closed", "folder open"])
+def test_a_ledger_that_may_only_be_read_is_read(journal: str, folder: int) -> None:
+    base = Path("/tmp") / f"gpuguard-ledger-ro-{os.getpid()}"  # pytest's own folders are closed to others
+    base.mkdir()
+    try:
+        with open_ledger(str(base / "l.db")) as store:
+            store.begin(a_run(0))
+            store.add([a_record(0)])
+        with sqlite3.connect(base / "l.db") as connection:
+            connection.execute(f"PRAGMA journal_mode={journal}")
+        connection.close()
+        (base / "l.db").chmod(0o444)
+        base.chmod(folder)
+        script = """
+            with open_ledger(os.path.join(sys.argv[1], "l.db")) as store:
+                print(store.history(a_record(0).claim)[0].verdict, store.latest()[0].run)
+                try:
+                    store.begin(a_run(1))
+                except LedgerError as error:
+                    print(error)
+            print(os.listdir(sys.argv[1]))
+        """
+        read, written, files = in_child(script, str(base), nobody=True).splitlines()
+        assert read == "HOLDS run-000"
+        assert "may not be written: give this user the right to write the file and its folder" in written
+        assert files == "['l.db']"
+    finally:
+        base.chmod(0o755)
+        shutil.rmtree(base)
+
+
+def test_a_reader_without_rights_sees_what_a_writer_adds() -> None:
+    base = Path("/tmp") / f"gpuguard-ledger-rw-{os.getpid()}"
+    base.mkdir()
+    try:
+        with open_ledger(str(base / "l.db")) as store:
+            store.begin(a_run(0))
+            script = """
+                with open_ledger(os.path.join(sys.argv[1], "l.db")) as store:
+                    print(len(store.runs()), flush=True)
+                    print(sys.stdin.readline(), end="", flush=True)
+                    print(len(store.runs()))
+            """
+            head = "import os, sys\nfrom pytest_gpuguard.ledger.store import open_ledger\n"
+            head += "os.setgid(65534); os.setuid(65534)\n" if os.geteuid() == 0 else ""
+            base.chmod(0o555)
+            (base / "l.db").chmod(0o444)
+            command = [sys.executable, "-c", head + textwrap.dedent(script), str(base)]
+            with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+                assert child.stdin is not None
+                assert child.stdout is not None
+                assert child.stdout.readline() == "1\n"
+                if os.geteuid() == 0:  # only root writes on regardless of the rights
+                    store.begin(a_run(1))
+                child.stdin.write("go\n")
+                child.stdin.flush()
+                assert child.stdout.read().split() == ["go", "2" if os.geteuid() == 0 else "1"]
+    finally:
+        base.chmod(0o755)
+        shutil.rmtree(base)
+
+
+def test_a_user_who_may_only_select_reads_a_servers_ledger(postgres: Postgres) -> None:
+    url = postgres.database()
+    with open_ledger(url) as store:
+        store.begin(a_run(0))
+        store.add([a_record(0)])
+    database = url.rpartition("/")[2]
+    postgres.sql("CREATE ROLE reader LOGIN PASSWORD 'x'")
+    postgres.sql("GRANT SELECT ON ALL TABLES IN SCHEMA public TO reader", database)
+    with open_ledger(url.replace(f"ledger:{postgres.password}@", "reader:x@")) as store:
+        assert store.latest()[0].verdict == "HOLDS"
+        with pytest.raises(LedgerError, match="does not let this user write there"):
+            store.begin(a_run(1))

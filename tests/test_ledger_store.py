@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 
 from pytest_gpuguard.ledger.record import Record
 from pytest_gpuguard.ledger.rows import pack, unpack
+from pytest_gpuguard.ledger.spool import Spool
 from pytest_gpuguard.ledger.store import LedgerError, Store, open_ledger
 
 from .ledger_values import a_record, a_run, told
@@ -242,3 +244,57 @@ def test_equal_ledgers_are_told_alike(url: str, tmp_path: Path) -> None:
     with filled(url, *records) as store, filled(str(tmp_path / "other.db"), *reversed(records)) as other:
         assert told(store) == told(other)
         assert told(store).count('"record"') == 9
+
+
+def test_fresh_boots_that_disagreed_are_known_without_the_evidence(url: str) -> None:
+    confirmed = {"boots": 3, "agreed": 1}
+    flaky = a_record(1, "flaky", "INCONCLUSIVE", evidence={"title": "a", "confirmed": confirmed})
+    undecided = a_record(1, "undecided", "INCONCLUSIVE", evidence={"title": "b", "confirmed": None})
+    held = a_record(1, "held", evidence={"title": "c"})
+    with filled(url, flaky, undecided, held) as store:
+        store.alias("flaky", "renamed")
+        told = {one.claim: one.evidence for one in store.records("run-001")}
+        assert told == {"renamed": {"confirmed": confirmed}, "undecided": {"confirmed": None}, "held": {}}
+        [one] = [one for one in store.records("run-001", evidence=True) if one.claim == "renamed"]
+        assert one.evidence == flaky.evidence
+
+
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        ("DELETE FROM gpuguard_fingerprints", "the fingerprint [0-9a-f]{32} of a verdict is missing"),
+        ("UPDATE gpuguard_fingerprints SET components = '{'", "fingerprint [0-9a-f]{32} cannot be read"),
+        ("UPDATE gpuguard_fingerprints SET components = '[1]'", "fingerprint [0-9a-f]{32} cannot be read"),
+        ("UPDATE gpuguard_subjects SET cards = 'x'", "cards cannot be read"),
+        ("UPDATE gpuguard_evidence SET data = x'00ff'", "evidence cannot be read"),
+        ("UPDATE gpuguard_runs SET kind = 'seen'", "a run cannot be read .*'seen' is no kind of run"),
+        ("UPDATE gpuguard_runs SET stacks = ''", "a run cannot be read"),
+        ("UPDATE gpuguard_notes SET data = '3'", "note 'n' cannot be read"),
+    ],
+)
+def test_rows_that_do_not_fit_are_an_error_of_the_ledger(tmp_path: Path, statement: str, says: str) -> None:
+    file = tmp_path / "l.db"
+    with filled(str(file), a_record(1, evidence={"a": 1})) as store:
+        store.amend(["n"], lambda name, note: {"a": 1})
+    with sqlite3.connect(file) as connection:
+        connection.execute(statement)
+    connection.close()
+    with open_ledger(str(file)) as store, pytest.raises(LedgerError, match=f"the ledger is damaged: .*{says}.*Restore"):
+        _ = store.runs(), store.notes(), store.records("run-001", evidence=True)
+
+
+def test_a_claim_that_another_writer_brings_in_between_is_counted(tmp_path: Path) -> None:
+    with filled(str(tmp_path / "l.db"), a_record(1)) as store:
+        newest = store._reader.newest
+        brought = a_record(2, "brought")
+        store._reader.newest = lambda *args: [*newest(*args), brought]  # type: ignore[method-assign]
+        assert store.evaluated()["brought"] == (brought.when, 0)
+
+
+def test_the_folder_of_our_own_is_kept_out_of_commits(tmp_path: Path) -> None:
+    open_ledger(str(tmp_path / ".gpuguard" / "ledger.sqlite")).close()
+    assert (tmp_path / ".gpuguard" / ".gitignore").read_text() == "*\n"
+    Spool(tmp_path / "b" / ".gpuguard" / "spool.jsonl").begin(a_run(1))
+    assert (tmp_path / "b" / ".gpuguard" / ".gitignore").exists()
+    open_ledger(str(tmp_path / "mine" / "ledger.sqlite")).close()
+    assert not (tmp_path / "mine" / ".gitignore").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -257,6 +258,9 @@ def test_a_flaky_claim_is_left_alone(tmp_path: Path) -> None:
     before, now = judged(OOMS, OOM, OLD, run="r1"), judged(OOMS, ready())
     one = refused(tmp_path, OOMS, now, [flip(before, now, "flaky")])
     assert "fresh boots disagreed" in one.why
+    undecided = replace(now[0], verdict="INCONCLUSIVE", evidence={"confirmed": {"boots": 3, "agreed": 2}})
+    assert "fresh boots disagreed" in refused(tmp_path, OOMS, [undecided]).why
+    assert propose([replace(undecided, evidence={"confirmed": None})], [], tmp_path) == ([], [])
 
 
 def test_what_holds_needs_no_file() -> None:

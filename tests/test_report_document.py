@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def test_flips_come_first_then_the_unstated_then_the_worst() -> None:
 def test_flips_are_ordered_the_worst_first() -> None:
     sorts = ("recovered", "flaky", "better", "changed", "worse")
     found = document(run(), [], [flip(record(f"{sort}::x"), sort=sort) for sort in sorts])
-    assert [one["sort"] for one in found["flips"]] == ["worse", "changed", "better", "flaky", "recovered"]
+    assert [one["sort"] for one in found["flips"]] == ["worse", "changed", "flaky", "better", "recovered"]
 
 
 def test_a_flip_tells_both_sides_the_line_and_what_changed_the_shortest_first() -> None:
@@ -300,3 +301,10 @@ def test_no_time_is_no_time(seconds: Any) -> None:
 
 def test_cards_are_those_of_the_record() -> None:
     assert document(run(), [record()])["claims"][0]["cards"] == [CARD]
+
+
+def test_when_it_last_held_is_a_side_of_its_own() -> None:
+    one = flip(failed("x"), before=failed("x", run="run-7"))
+    held, none = document(run(), [], [replace(one, held=record("x", run="run-3")), one])["flips"]
+    assert (held["held"]["run"], held["held"]["verdict"]) == ("run-3", "HOLDS")
+    assert none["held"] is None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from pytest_gpuguard.ledger.flips import Change, Flip, Suspect
-from pytest_gpuguard.report.flips import MOST, SORTS, lines
+from pytest_gpuguard.ledger.flips import SORTS, Change, Flip, Suspect
+from pytest_gpuguard.ledger.record import Kind
+from pytest_gpuguard.report.flips import MOST, lines, ordered
 
 from .report_runs import HOSTILE, OOM, RAW, failed, flip, record
 
@@ -80,3 +83,22 @@ def test_a_rehearsal_is_labelled_on_both_sides() -> None:
 def test_a_huge_line_costs_nothing_and_is_cut() -> None:
     found = lines([flip(failed(fact="word " * 300_000))])
     assert len("\n".join(found)) < 3000
+
+
+def test_when_it_last_held_is_told_where_neither_side_held() -> None:
+    found = replace(flip(failed("ep8"), before=failed("ep8", run="run-7")), held=record("ep8", run="run-3"))
+    told = lines([found], 200)
+    assert "    held last on 2026-01-30, run run-3" in told
+    assert "    changed since it held (4, ranked by this ledger's history):" in told
+    bare = lines([replace(found, suspects=())], 200)
+    assert "    changed since it held: nothing that is known" in bare
+
+
+@pytest.mark.parametrize(("kind", "label"), [("rehearsed", "REHEARSED "), ("replayed", "REPLAYED "), ("verified", "")])
+def test_the_head_of_flips_that_verify_nothing_says_so(kind: Kind, label: str) -> None:
+    assert lines([flip(failed("ep8", kind=kind))])[0] == f"{label}1 claim flipped: 1 worse"
+
+
+def test_of_one_sort_those_with_the_fewest_changes_are_first() -> None:
+    many, few = flip(failed("a")), flip(failed("b"))
+    assert ordered([many, replace(few, suspects=few.suspects[:1])])[0].now.claim == "b"

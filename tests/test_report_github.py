@@ -93,3 +93,10 @@ def test_nothing_from_a_log_is_a_command_of_its_own() -> None:
 def test_escapes_are_those_of_the_runner() -> None:
     assert command("error", "50% a:b,c", file="a%b:c,d.py", line=None) == "::error file=a%25b%3Ac%2Cd.py::50%25 a:b,c"
     assert command("notice", "x") == "::notice::x"
+
+
+def test_the_line_of_the_test_is_told_where_the_evidence_has_it() -> None:
+    one, other = failed(evidence={"line": 12}), failed("other", evidence={"line": "12"})
+    first, second = annotations(document(run(), [one, other], [flip(one)]))
+    assert ",line=12," in first
+    assert "line=" not in second

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -342,3 +343,10 @@ def test_reports_import_neither_templates_nor_charts_before_a_page_is_made() -> 
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_when_it_last_held_is_told_where_neither_side_held() -> None:
+    found = replace(flip(failed("x"), before=failed("x", run="run-7")), held=record("x", run="run-3"))
+    said = html(document(run(), [found.now], [found]))
+    assert '<dt>held</dt><dd>last on 2026-01-30 <span class="small">run run-3 · stack new</span></dd>' in said
+    assert '<div class="small">since it held</div>' in said

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pytest_gpuguard.report.document import document
@@ -107,3 +109,11 @@ def test_a_summary_never_gets_longer_than_github_takes_and_says_what_it_left_out
 
 def test_an_empty_run_has_a_summary() -> None:
     assert "0 claims, none flipped" in summary(document(run(), []))
+
+
+def test_when_it_last_held_and_a_run_without_an_end_are_told() -> None:
+    found = replace(flip(failed(), before=failed(run="run-7")), held=record(run="run-3", when=START - 30 * DAY))
+    said = summary(document(run(), [found.now], [found]))
+    assert "  - held last on 2025-12-31 (run `run-3`, stack new); what changed is counted from there" in said
+    assert "**it never came to its end**" in said
+    assert "never came" not in summary(document(run(ended=START + 60), []))

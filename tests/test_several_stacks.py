@@ -133,3 +133,19 @@ def test_names_that_cannot_tell_stacks_apart_are_refused(both: Run, stacks: tupl
     result = both("", stacks=tuple(f"--gpuguard-stack={one}" for one in stacks))
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: --gpuguard-stack: {says}*"])
+
+
+@pytest.mark.parametrize("stacks", [BOTH, BOTH[1:]], ids=["two", "one"])
+def test_a_claim_that_the_command_line_names_has_the_marks_of_its_module_too(
+    both: Run, stacks: tuple[str, ...]
+) -> None:
+    source = """
+        pytestmark = serves("sglang", DENSE, "--mem-fraction-static 0.8")
+
+        @fits
+        def test_fits(): ...
+    """
+    name = "test_claims.py::test_fits" + ("[new]" if len(stacks) > 1 else "")
+    both(source, name, stacks=stacks)
+    [one] = reports()
+    assert (one["stack"], one["verdict"], one["argv"] != []) == ("new", "HOLDS", True)

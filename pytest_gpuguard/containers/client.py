@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -41,6 +42,8 @@ code = child.wait()
 os._exit(code if code >= 0 else 128 - code)
 """
 _KERNEL: Final = "gpuguard-kernel:"
+#: How docker ends what it says of an error.
+_HINT: Final = re.compile(r"(Run|See) '\S+ .*--help'")
 
 
 class ContainerError(Exception):
@@ -86,7 +89,7 @@ def image_facts(engine: str, image: str, deadline_s: float = INSPECT_S) -> dict[
     if code != 0:
         if any(one in err.lower() for one in _ABSENT):
             return None
-        said = redact(err.splitlines()[-1] if err else f"status {code}")
+        said = _last_words(err) or f"status {code}"
         cure = f"Run it by hand: {engine} image inspect {image}"
         raise ContainerError(f"{engine} cannot be asked for {image}: {said}", cure)
     try:
@@ -110,8 +113,21 @@ def find_image(
     if facts is None:
         pull = f"gpuguard fetch --stack NAME={reference}"
         raise ImageAbsent(f"the image {image} is not on this machine", f"Pull it: {engine} pull {image} (or {pull})")
-    digests = sorted(str(one).rpartition("@")[2] for one in facts.get("RepoDigests") or ())
-    return Container(engine, image, facts["Id"], settings), digests[0] if digests else None
+    return Container(engine, image, facts["Id"], settings), _digest(image, facts.get("RepoDigests") or ())
+
+
+def _digest(image: str, digests: Iterable[Any]) -> str | None:
+    """The digest in the repository that was named: another one comes with a mirror, and changes nothing."""
+    known = sorted(tuple(str(one).rpartition("@")[::2]) for one in digests)
+    name, _, asked = image.partition("@")
+    folder, slash, last = name.rpartition("/")
+    repository = folder + slash + last.partition(":")[0]
+    full = {f"{prefix}{repository}" for prefix in ("", "docker.io/", "docker.io/library/", "localhost/")}
+    own = [digest for where, digest in known if where in full]
+    found = own or [digest for _, digest in known]
+    if asked in (digest for _, digest in known):
+        return asked
+    return found[0] if found else None
 
 
 def run_in_image(
@@ -163,8 +179,8 @@ def _on_this_kernel(container: Container, code: int, said: str, complained: str)
     while newline and not first.startswith(_KERNEL):  # what sitecustomize prints comes before it
         first, newline, rest = rest.partition("\n")
     if not newline:
-        lines = redact(complained).strip().splitlines()
-        why = f": {lines[-1].strip()}" if lines else f" (status {code})"
+        said = _last_words(complained)
+        why = f": {said}" if said else f" (status {code})"
         raise ContainerError(
             f"{PYTHON} does not start in {container.image}{why}",
             _by_hand(container),
@@ -180,6 +196,12 @@ def _on_this_kernel(container: Container, code: int, said: str, complained: str)
             "Its GPUs and ports are not those that are leased here: use an engine of this machine",
         )
     return rest
+
+
+def _last_words(complained: str) -> str:
+    """The last line of a complaint that says something of it."""
+    lines = [line.strip() for line in redact(complained).splitlines()]
+    return next((line for line in reversed(lines) if line and not _HINT.match(line)), "")
 
 
 def _by_hand(container: Container) -> str:

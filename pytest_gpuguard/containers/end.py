@@ -21,6 +21,10 @@ LABEL = "gpuguard.lease"
 ASK_S = 10.0
 END_S = 15.0
 WHOLE_S = 25.0
+#: How long what a killed client had asked for may take to appear, where it has written no id.
+APPEAR_S = 3.0
+#: How engines say that there is no such container. Not "no such" alone: so ends also "no such file", of their socket.
+ABSENT = ("no such container", "no such object", "no container with")
 
 
 def call(command: Sequence[str], seconds: float) -> tuple[int, str, str]:
@@ -40,6 +44,9 @@ def call(command: Sequence[str], seconds: float) -> tuple[int, str, str]:
     except subprocess.TimeoutExpired:
         kill(client)
         return 124, "", f"{' '.join(command[:3])} did not answer within {seconds:g} s"
+    except BaseException:
+        kill(client)
+        raise
     return client.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace").strip()
 
 
@@ -63,7 +70,7 @@ def inspect(engine: str, container: str, seconds: float = ASK_S) -> tuple[dict[s
     code, out, err = call([engine, "inspect", "--type", "container", container], seconds)
     if code != 0:
         low = err.lower()
-        return None, "" if "no such" in low or "no container" in low else err or f"status {code}"
+        return None, "" if any(one in low for one in ABSENT) else err or f"status {code}"
     try:
         found = json.loads(out)[0]
     except (ValueError, LookupError):
@@ -87,12 +94,13 @@ def is_ours(facts: dict[str, Any], lease: str) -> bool:
     return bool(lease) and labels.get(LABEL) == lease
 
 
-def ours(engine: str, lease: str) -> tuple[list[str], str]:
+def ours(engine: str, lease: str, seconds: float = ASK_S) -> tuple[list[str], str]:
     """Ids of the containers with the label of this boot, in whatever state, and what could not be asked.
 
     Not by the cidfile alone: a client that was killed early has written none, and may have made a container.
     """
-    code, out, err = call([engine, "ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={LABEL}={lease}"], ASK_S)
+    words = ["ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={LABEL}={lease}"]
+    code, out, err = call([engine, *words], seconds)
     return ([], err or f"status {code}") if code != 0 else (out.split(), "")
 
 
@@ -103,19 +111,21 @@ def remove_words(engine: str) -> list[str]:
 
 def end(engine: str, cidfile: str, lease: str, whole_s: float = WHOLE_S) -> str | None:
     """SIGKILL and remove what is ours, again and again until nothing is left: None, or what is left and why."""
-    until = time.monotonic() + whole_s
-    looked = 0
+    began = time.monotonic()
+    until = began + whole_s
+    seen = False
     while True:
-        found, trouble = ours(engine, lease)
+        found, trouble = ours(engine, lease, min(ASK_S, max(1.0, until - time.monotonic())))
         for one in found:
+            seen = True
             left = until - time.monotonic()
             code, _, err = call([engine, *remove_words(engine), one], min(END_S, max(1.0, left)))
             if code != 0:
                 trouble = err or f"status {code}"
         named = id_in(cidfile)
-        looked += not trouble
-        # What a killed client had asked for may still appear: where no id was written, look twice.
-        if not trouble and (named in found if found else named is not None or looked > 1):
+        # What a killed client had asked for may still appear: where no id was written, look for some time.
+        over = named is not None or seen or time.monotonic() - began >= APPEAR_S
+        if not trouble and (named in found if found else over):
             return None
         if time.monotonic() >= until:
             return f"container {', '.join(found) or f'with the label {LABEL}={lease}'}: {trouble or 'still there'}"

@@ -40,7 +40,7 @@ _CLIENT_READS: Final = re.compile(
     r"PATH|HOME|TMPDIR|GODEBUG|GOMAXPROCS|(LD|XDG|CONTAINERS|REGISTRY|STORAGE|BUILDAH|PODMAN)_.*"
     r"|DOCKER_.*|CONTAINER_(HOST|CONNECTION|SSHKEY|TLS_.*)"
 )
-#: What is set by us, or would let a container outlive its boot.
+#: What is set by us, would let a container outlive its boot, or keep its log from being read.
 _NOT_YOURS: Final = (
     "--cidfile",
     "--detach",
@@ -48,6 +48,7 @@ _NOT_YOURS: Final = (
     "--env",
     "--env-file",
     "--gpus",
+    "--log-driver",
     "--name",
     "--net",
     "--network",
@@ -112,11 +113,14 @@ class Container:
         ``read`` are folders that it sees read-only at the same place, unless a mount of the settings covers them. The
         values of ``variables`` are to be in the client's environment (``client_environment``).
         """
+        labels = ["--label", f"{LEASE_LABEL}={lease}", "--label", f"{RUN_LABEL}={run}"]
         words = ["run", *(["--detach", "--log-driver", "json-file"] if detached else ["--rm", "--interactive"])]
+        # Before the user's words too: one that is no option is taken for the image, and ends what is read as options.
+        words += ["--name", f"gpuguard-{lease[:12]}", *(["--cidfile", cidfile] if cidfile is not None else []), *labels]
         words += ["--pull", "never", "--init", "--network", "host", "--shm-size", _SHM]
-        words += ["--no-healthcheck", "--stop-signal", "SIGTERM", *self.settings.args]
-        words += ["--name", f"gpuguard-{lease[:12]}", *(["--cidfile", cidfile] if cidfile is not None else [])]
-        words += ["--label", f"{LEASE_LABEL}={lease}", "--label", f"{RUN_LABEL}={run}"]
+        if self.engine == "podman":
+            words += ["--http-proxy=false"]  # else those of this machine, with their passwords, go along
+        words += ["--no-healthcheck", "--stop-signal", "SIGTERM", *self.settings.args, *labels]
         for host, inside, read_only in self._mounts(read):
             words += ["--mount", f"type=bind,source={host},target={inside}" + (",readonly" if read_only else "")]
         if not gpus:  # where the NVIDIA runtime is the default one, an image may ask for all of them

@@ -17,13 +17,15 @@ from .image import parse_reference
 
 def fetch_images(stacks: Sequence[str], only_list: bool) -> bool:
     """Whether all images of these stacks (``NAME=docker:IMAGE``) are here now. Raises click.UsageError."""
-    images = {}
+    images: dict[str, tuple[str, str]] = {}
     for text in stacks:
         try:
             name, reference = parse_stack(text)
-            images[name] = parse_reference(reference)
+            found = parse_reference(reference)
         except ValueError as error:
             raise click.UsageError(f"--stack {text}: {error}") from None
+        if images.setdefault(name, found) != found:
+            raise click.UsageError(f"--stack {text}: there are two stacks called {name!r}")
     width = max(map(len, images))
     missing = 0
     for name, (engine, image) in images.items():

@@ -210,6 +210,9 @@ class Boot:
         changed = self._memory.changed if self._memory is not None else 0.0
         silent = max(0.0, now - max(self._last_line, changed))
         if silent >= self._limits.stall_s:
+            unheard = self._process.unheard() if self._process is not None else None
+            if unheard is not None:
+                return self._observe(*unheard)
             note = f"no log line and flat memory for {silent:.0f} s, with the process alive"
             return self._observe("hang.timeout", note)
         if elapsed >= self.spec.boot_timeout_s:

@@ -39,6 +39,7 @@ class ContainerServer(ServerProcess):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self._cidfile: Path | None = None
+        self._client = ""
         self._main: Proc | None = None
 
     @classmethod
@@ -89,7 +90,7 @@ class ContainerServer(ServerProcess):
         except BaseException:
             _end.clear(str(cidfile))  # the warden ends what it may have started, by the label
             raise
-        server._cidfile = cidfile
+        server._cidfile, server._client = cidfile, client
         return server
 
     @property
@@ -106,10 +107,24 @@ class ContainerServer(ServerProcess):
     def fault(self) -> tuple[str, str] | None:
         """What kept the container from running, or took it away: nothing that the server did."""
         found = self._fault or self.state.get("fault")
+        if not found and self._exit is not None and (self._exit.code or 0) < 0:  # a container's own status never is
+            found = "infra.lost", f"what follows its container was killed by signal {-(self._exit.code or 0)}"
         self._fault = (str(found[0]), str(found[1])) if found else None
         return self._fault
 
     _fault: tuple[str, str] | None = None
+
+    def unheard(self) -> tuple[str, str] | None:
+        """Its log comes from its engine: one that hangs, or has not even started it, makes no server silent."""
+        name, container = os.path.basename(self._client), self.state.get("id")
+        if not container:
+            return "infra.boot", f"{name} run has not answered yet"
+        facts, why = _end.inspect(self._client, container)
+        if facts is None:
+            return "infra.lost", f"{name} no longer says what its container does: {why or 'it has none of that name'}"
+        if not (facts.get("State") or {}).get("Running"):
+            return "infra.lost", f"its container has ended, but {name} logs has not"
+        return None
 
     @property
     def ending(self) -> bool:
@@ -165,7 +180,7 @@ def inside(spec: BootSpec, env: Mapping[str, str]) -> dict[str, str]:
     """What a server in a container gets of what its engine asks for; the claim's own variables all the same."""
     found = {name: value for name, value in env.items() if name not in _HOSTS_OWN}
     if is_hub_id(spec.model):
-        found["HF_HUB_CACHE"] = str(hub_cache(os.environ))
+        found["HF_HUB_CACHE"] = str(hub_cache(os.environ).absolute())
     return found | dict(spec.env)
 
 

@@ -250,6 +250,10 @@ class ServerProcess:
         """Whether the server has ended already, and its end will be told any moment."""
         return False
 
+    def unheard(self) -> tuple[str, str] | None:
+        """Outcome and words of why its silence says nothing of it; None where nobody stands between."""
+        return None
+
     @property
     def fault(self) -> tuple[str, str] | None:
         """Outcome and words of what kept the server from running that is no doing of its own; None when nothing did."""

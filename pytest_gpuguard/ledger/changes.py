@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from itertools import takewhile
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ..claims.account import printable
 from ..facts.stack import NAMED_PACKAGES
+
+if TYPE_CHECKING:
+    from ..facts.gpu import Rig
 
 #: What people suspect first, first. ``claim`` is what was claimed, ``suite`` the revision of the claims.
 FIRST: Final = (
@@ -91,6 +94,18 @@ def flatten(fingerprint: Mapping[str, Any], rig: Components | None = None) -> di
     flat.update({f"{CACHE}{name}": str(state) for name, state in (fingerprint.get("jit_caches") or {}).items()})
     flat.update(rig or {})
     return flat
+
+
+def components_of(fingerprint: Mapping[str, Any], rig: Rig | None, simulated: bool) -> dict[str, str | None]:
+    """The flat components that a verdict is kept with. ``fingerprint`` is the stack's, empty where none matters;
+    ``rig`` is None where no GPU does; ``simulated``: the stack is, so that what nobody said of it is unknown.
+    """
+    if rig is None:
+        flat = flatten({name: one for name, one in fingerprint.items() if name != "driver"})
+    else:
+        gpus = ", ".join(sorted({gpu.name for gpu in rig.usable})) or None
+        flat = flatten(fingerprint, {"driver": rig.driver, "gpus": gpus})
+    return {name: one for name, one in flat.items() if one is not None and name not in _LISTS} if simulated else flat
 
 
 def value_of(components: Components, component: str) -> str | Unknown | None:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
+from ..files import make_folder
 from .errors import LedgerError
 
 #: Seconds that a writer waits for others, and for a server that does not answer.
@@ -108,7 +109,7 @@ def connect(place: Place) -> Engine:
 def _sqlite(place: Place) -> Engine:
     path = Path(str(place.url.database))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         if path.is_dir():
             raise LedgerError(f"the ledger {place.shown} is a folder: name a file in it")
     except OSError as error:
@@ -116,6 +117,30 @@ def _sqlite(place: Place) -> Engine:
             f"the folder of the ledger {place.shown} cannot be made ({error.strerror}): make it, or name another place"
         ) from None
     engine = create_engine(place.url, connect_args={"timeout": BUSY_S})
+    event.listen(engine, "connect", _durable)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+def read_only(place: Place) -> Engine | None:
+    """An engine for a file that this user may read and not write, or whose folder; None for everything else.
+
+    SQLite would keep files beside a ledger even to read it: it could not, or those who write could not write in them.
+    """
+    path = Path(str(place.url.database))
+    if place.url.drivername != "sqlite" or not path.is_file() or not os.access(path, os.R_OK):
+        return None
+    if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
+        return None
+
+    def opened() -> sqlite3.Connection:
+        # A writer has its files there, which must be read too; where there is none, SQLite may take it that none comes.
+        beside = [path.with_name(path.name + end) for end in ("-wal", "-shm")]
+        how = "mode=ro" if any(one.exists() and one.stat().st_size for one in beside) else "immutable=1"
+        return sqlite3.connect(f"{path.as_uri()}?{how}", uri=True, timeout=BUSY_S)
+
+    # Connected anew for each reading: a writer may have come meanwhile.
+    engine = create_engine("sqlite://", creator=opened, poolclass=NullPool)
     event.listen(engine, "connect", _durable)
     event.listen(engine, "begin", _begin)
     return engine
@@ -156,8 +181,9 @@ def keep_beside(engine: Engine) -> None:
         if cursor.execute("PRAGMA journal_mode").fetchone() != ("wal",):
             cursor.execute("PRAGMA journal_mode=WAL")
     except sqlite3.OperationalError as error:
-        # Another process is in the file at this moment. It makes the change itself, or the next run does.
-        if "locked" not in str(error):
+        # Another process is in the file at this moment: it makes the change itself, or the next run does. Or this user
+        # may only read, which needs none.
+        if not any(one in str(error) for one in ("locked", "readonly")):
             raise
     finally:
         connection.close()

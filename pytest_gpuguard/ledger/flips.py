@@ -128,6 +128,8 @@ def flips(
 
 def differences(run: Run, now: Sequence[Record]) -> tuple[Flip, ...]:
     """What came out otherwise on a run's other stacks than on its first one, in the order of ``flips``."""
+    if all(one.stack in run.stacks[:1] for one in now) or not run.stacks:
+        return ()
     in_run, first, of_claim = _grouped(run, now)
     found = []
     for one in (one for several in in_run.values() for one in several):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from sqlalchemy import Connection, Select, select, tuple_
 
+from ..claims.verdict import Verdict
 from . import rows, schema
 from .names import Alias, present_names
 from .record import Kind, Record, Run
@@ -20,6 +22,7 @@ _COLUMNS: Final = (
     *(_J.run, _S.claim, _S.stack, _J.expectation, _J.verdict, _J.outcome, _J.fact, _J.judged, _S.kind, _J.nodeid),
     *(_J.reason, _J.decides, _J.hearsay, _S.cards, _J.fingerprint),
 )
+_UNDECIDED: Final = Verdict.INCONCLUSIVE.value
 _JOINED: Final = schema.judgements.join(schema.subjects, _S.id == _J.subject)
 
 
@@ -75,12 +78,25 @@ class Reader:
         self._components: dict[str, dict[str, str | None]] = {}
 
     def records(
-        self, connection: Connection, wanted: Select[Any], evidence: bool = False, rename: bool = True
+        self,
+        connection: Connection,
+        wanted: Select[Any],
+        evidence: bool = False,
+        rename: bool = True,
+        confirmed: bool = False,
     ) -> list[Record]:
-        """In the order of ``wanted``. ``rename``: under the claims' present names."""
+        """In the order of ``wanted``. ``rename``: under the claims' present names. ``confirmed``: with what fresh boots
+        came to where that left it undecided, and no other evidence.
+        """
         found = connection.execute(wanted).all()
         present = present_names(aliases(connection)) if rename else {}
-        return self._made(connection, found, present, evidence)
+        told = found if evidence else [row for row in found if confirmed and row[11] and row[4] == _UNDECIDED]
+        made = self._made(connection, found, present, told)
+        if evidence or not told:
+            return made
+        return [
+            replace(one, evidence={"confirmed": one.evidence.get("confirmed")}) if one.evidence else one for one in made
+        ]
 
     def newest(self, connection: Connection, wanted: Select[Any]) -> list[Record]:
         """Of what ``last`` finds, one per present name of the claim, cards, stack and kind: the newest."""
@@ -94,21 +110,22 @@ class Reader:
                 if other is None or _age(other) < _age(row):
                     chosen[subject] = row
             found = list(chosen.values())
-        made = self._made(connection, found, present, evidence=False)
+        made = self._made(connection, found, present)
         return sorted(made, key=lambda one: (one.claim, one.stack, one.kind, one.cards))
 
     def _made(
-        self, connection: Connection, found: Iterable[Any], present: Mapping[str, str], evidence: bool
+        self, connection: Connection, found: Sequence[Any], present: Mapping[str, str], told: Sequence[Any] = ()
     ) -> list[Record]:
-        found = list(found)
+        """``told`` are the rows whose evidence is wanted."""
         self._learn(connection, {row[14] for row in found})
         payloads: dict[tuple[str, str], dict[str, Any]] = {}
-        if evidence:
+        if told:
             cases: dict[str, set[str]] = {}
-            for row in found:
+            for row in told:
                 cases.setdefault(row[0], set()).add(rows.digest(row[1], row[2]))
             payloads = {(run, case): data for run, case, _, data in _evidence(connection, cases)}
-        cards = {text: tuple(json.loads(text)) for text in {row[13] for row in found}}
+        with rows.intact("cards"):
+            cards = {text: tuple(map(str, json.loads(text))) for text in {row[13] for row in found}}
         learnt = self._components
         # By position: there are tens of thousands of them.
         return [
@@ -139,7 +156,9 @@ class Reader:
             for digest, components in connection.execute(
                 select(table.digest, table.components).where(table.digest.in_(some))
             ):
-                self._components[digest] = json.loads(components)
+                self._components[digest] = rows.unpacked(components, f"fingerprint {digest}")
+        if missing := digests - self._components.keys():
+            raise rows.damaged(f"the fingerprint {min(missing)} of a verdict is missing")
 
 
 def _age(row: Any) -> tuple[float, str, float, str]:

@@ -9,7 +9,8 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,9 +68,29 @@ def pack(evidence: Mapping[str, Any]) -> bytes:
 
 
 def unpack(data: bytes) -> dict[str, Any]:
-    """What ``pack`` was given."""
-    found = json.loads(data if data[:1] == b"{" else zlib.decompress(data))
-    return dict(found)
+    """What ``pack`` was given. Raises LedgerError for what it did not write."""
+    with intact("evidence"):
+        return dict(json.loads(data if data[:1] == b"{" else zlib.decompress(data)))
+
+
+def unpacked(text: str, what: str) -> dict[str, Any]:
+    """The JSON object that a row has as text. Raises LedgerError."""
+    with intact(what):
+        return dict(json.loads(text))
+
+
+@contextmanager
+def intact(what: str) -> Iterator[None]:
+    """What cannot be read of rows becomes a LedgerError."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, RecursionError, zlib.error) as error:
+        raise damaged(f"{what} cannot be read ({type(error).__name__}: {str(error)[:200]})") from None
+
+
+def damaged(what: str) -> LedgerError:
+    """The error for rows that do not fit each other."""
+    return LedgerError(f"the ledger is damaged: {what}. Restore it from a copy, or import an export into a new one")
 
 
 def run_row(run: Run) -> dict[str, Any]:
@@ -81,8 +102,9 @@ def run_row(run: Run) -> dict[str, Any]:
 
 
 def run_of(row: Mapping[str, Any]) -> Run:
-    """What ``run_row`` was given."""
-    return Run.from_dict({**row, "stacks": json.loads(row["stacks"])})
+    """What ``run_row`` was given. Raises LedgerError for what it did not write."""
+    with intact("a run"):
+        return Run.from_dict({**row, "stacks": json.loads(row["stacks"])})
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ..files import make_folder
 from . import lines
 from .errors import LedgerError
 from .record import Record, Run
@@ -36,7 +37,7 @@ class Spool:
         """Raises LedgerError when the file cannot be written; the rest of a line is told by ``import`` as broken."""
         data = "".join(line + "\n" for line in new).encode()
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path.parent)
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
             try:
                 size = os.fstat(descriptor).st_size

@@ -5,7 +5,7 @@ Importing it imports SQLAlchemy, so only the controller does, and only once ther
 
 from __future__ import annotations
 
-import json
+import gc
 import re
 import time
 from bisect import bisect_left
@@ -33,10 +33,11 @@ _NOTES_LOCK: Final = 0x67707568
 def open_ledger(url: str) -> Store:
     """Opens, and where there is none yet makes, the ledger at ``sqlite:///PATH``, ``postgresql://…`` or a path.
 
-    An older one is moved forward. Raises LedgerError: unreachable, not writable, no ledger, of a newer version.
+    An older one is moved forward. One that this user may only read is opened for reading: what writes then raises.
+    Raises LedgerError: unreachable, neither there nor to be made, no ledger, of a newer version.
     """
     place = database.find(url)
-    engine = database.connect(place)
+    engine = database.read_only(place) or database.connect(place)
     try:
         with database.told(place, engine):
             bring_up(engine, place.shown)
@@ -77,8 +78,14 @@ class Store:
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
-        with database.told(self._place, self._engine), self._engine.connect() as connection, connection.begin():
-            yield connection
+        collects = gc.isenabled()
+        gc.disable()  # among tens of thousands of records without a cycle it would search for one again and again
+        try:
+            with database.told(self._place, self._engine), self._engine.connect() as connection, connection.begin():
+                yield connection
+        finally:
+            if collects:
+                gc.enable()
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
@@ -138,9 +145,12 @@ class Store:
         raise LedgerError(f"{self.url} has no run {name!r}: {latest}. Give an id, its beginning, last, or last~1")
 
     def records(self, run_id: str, evidence: bool = False) -> tuple[Record, ...]:
-        """All judgements of a run, in the order in which they were made. Unknown runs have none."""
+        """All judgements of a run, in the order in which they were made. Unknown runs have none.
+
+        Without ``evidence`` they have only that of fresh boots which disagreed (``confirmed``), for that is a flip.
+        """
         with self._reading() as connection:
-            found = self._reader.records(connection, reading.in_run(rows.clean(run_id)), evidence)
+            found = self._reader.records(connection, reading.in_run(rows.clean(run_id)), evidence, confirmed=True)
         return tuple(sorted(found, key=lambda one: (one.when, one.claim, one.stack, one.expectation)))
 
     def raw(self, run_id: str) -> tuple[list[Record], list[rows.Payload]]:
@@ -188,7 +198,8 @@ class Store:
         spoke = sorted(place for name, place in places.items() if name in told)
         answer: dict[str, tuple[float | None, int]] = {name: (None, len(spoke)) for name in claims}
         for record in found:
-            when, since = answer[record.claim]
+            # Another writer may have brought the claim in between.
+            when, since = answer.get(record.claim, (None, len(spoke)))
             newer = bisect_left(spoke, places.get(record.run, len(places)))
             answer[record.claim] = (max(record.when, when or record.when), min(since, newer))
         return answer
@@ -232,7 +243,7 @@ class Store:
         with self._reading() as connection:
             table = schema.notes.c
             found = connection.execute(select(table.name, table.data))
-            return {name: json.loads(data) for name, data in found}
+            return {name: rows.unpacked(data, f"note {name!r}") for name, data in found}
 
     def amend(
         self, names: Iterable[str], change: Callable[[str, dict[str, Any] | None], dict[str, Any] | None]
@@ -251,7 +262,8 @@ class Store:
                 query = select(table.c.digest, table.c.data).where(table.c.digest.in_(some))
                 found.update((row.digest, row.data) for row in connection.execute(query))
             changed = {
-                key: change(name, json.loads(found[key]) if key in found else None) for key, name in wanted.items()
+                key: change(name, rows.unpacked(found[key], f"note {name!r}") if key in found else None)
+                for key, name in wanted.items()
             }
             for some in chunks(key for key, value in changed.items() if value is None and key in found):
                 connection.execute(delete(table).where(table.c.digest.in_(some)))

@@ -42,6 +42,7 @@ class LedgerWriter:
         self._store: Store | None = None
         self._spool: Spool | None = None
         self._broken = False
+        self._lost: str | None = None  # why the spool cannot be written either
         self._records: dict[tuple[str, str, str], Record] = {}
         #: What ``Store.evaluated`` said before this run.
         self.evaluated: Mapping[str, tuple[float | None, int]] = {}
@@ -109,7 +110,10 @@ class LedgerWriter:
             except LedgerError as error:
                 self._fail(error)
         if self._spool is not None:
-            self._spool.finish(self.run.id, ended)
+            try:
+                self._spool.finish(self.run.id, ended)
+            except LedgerError as error:
+                self._lost = str(error)
 
     def close(self) -> None:
         """Let go of the database."""
@@ -160,12 +164,16 @@ class LedgerWriter:
                 self._spool.begin(self.run)
             self._spool.add(records)
         except LedgerError as error:
-            self.problem = f"{self.problem}; and this run is not remembered at all: {error}"
+            self._lost = str(error)
 
     def told(self) -> str | None:
         """What was wrong, in one line for a person."""
         if self.problem is None:
             return None
+        if not self._broken:
+            return f"the ledger has this run, but could not be asked: {self.problem}"
+        if self._lost is not None:
+            return f"this run is not remembered, or not whole: {self.problem}; {self._lost}"
         if self._spool is None:
             return f"this run is not in the ledger: {self.problem}"
         return f"the ledger failed: {self.problem}; this run is in {self._spool.path}: gpuguard ledger import takes it"

@@ -171,6 +171,11 @@ class Budgeted:
         return found.rank[0] if found is not None else LAST
 
     @property
+    def left_s(self) -> float:
+        """What is left of the budget, in seconds; less than nothing when it is over."""
+        return self._budget_s - self.elapsed_s
+
+    @property
     def elapsed_s(self) -> float:
         """How long the run has taken so far, in seconds."""
         return time.monotonic() - self._began

@@ -12,7 +12,7 @@ import pytest
 
 from ..facts.faults import HostFault
 from ..facts.stack import StackError
-from ..session import StackAbsent
+from ..run_stacks import StackAbsent
 from .history import Expected, Stopwatch, expected_of, key_of, parts_of
 from .history_file import LocalHistory, history_file, read_history
 
@@ -61,17 +61,12 @@ class Memory:
 
     def components(self, item: pytest.Item) -> dict[str, str | None]:
         """The same in full, flat: every package, environment variables, caches."""
-        from ..ledger.changes import COMPLETE, flatten
+        from ..ledger.changes import components_of
 
         stack, rig = self._facts(item)
-        gpus = ", ".join(sorted({gpu.name for gpu in rig.usable})) or None if rig is not None else None
-        fingerprint = dict(stack.fingerprint()) if stack is not None else {}
-        if rig is None:
-            fingerprint.pop("driver", None)  # what no GPU decides depends on no driver
-        flat = flatten(fingerprint, {"driver": rig.driver, "gpus": gpus} if rig is not None else None)
-        if stack is not None and stack.simulated:  # what nobody said of it is not known to be absent
-            flat = {name: one for name, one in flat.items() if one is not None and name not in COMPLETE.values()}
-        return flat
+        return components_of(
+            stack.fingerprint() if stack is not None else {}, rig, stack is not None and stack.simulated
+        )
 
     def _facts(self, item: pytest.Item) -> tuple[Stack | None, Rig | None]:
         evaluation = self._runner.evaluation(item)

@@ -11,6 +11,7 @@ from ..claims.judgement import Verdict
 from ..claims.outcome import READY
 from ..ledger.flips import Flip
 from ..ledger.record import Record
+from ..ledger.suspects import unsteady
 from .decorators import Change, Drop, Insert, Narrow, Replace, Set
 from .evidence import observation_of
 from .marks import Mark
@@ -43,7 +44,7 @@ class Group:
 
     def asks(self, tighten: bool) -> bool:
         """Whether something may have to be edited."""
-        if self.deciding.verdict in BAD or self.deciding.verdict == UNSTATED:
+        if self.deciding.verdict in BAD or self.deciding.verdict == UNSTATED or unsteady(self.deciding):
             return True
         warnings = self.deciding.evidence.get("warnings") or ()
         rated = any(one.expectation.startswith("expect_toks(") and one.verdict == HOLDS for one in self.records)
@@ -62,7 +63,7 @@ class Plan:
 
 def plan(group: Group, marks: Sequence[Mark], flip: Flip | None, tighten: bool) -> Plan:
     """What to change. Raises Refusal where nothing can be."""
-    if flip is not None and flip.sort == "flaky":
+    if unsteady(group.deciding) or (flip is not None and flip.sort == "flaky"):
         raise Refusal("fresh boots disagreed, so that nothing can be stated of it yet")
     expectations = [one for one in marks if one.expects]
     if group.deciding.verdict == UNSTATED:

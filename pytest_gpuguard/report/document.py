@@ -113,11 +113,13 @@ def _flip(flip: Flip) -> dict[str, Any]:
         "meaning": MEANING[flip.sort],
         "claim": plain(flip.now.claim, 500),
         "nodeid": plain(flip.now.nodeid, 500),
+        "line": _at(flip.now),
         "title": optional(flip.now.evidence.get("title"), 300),
         "stack": plain(flip.now.stack, 80),
         "label": label_of(flip.now.kind),
         "hearsay": flip.now.hearsay,
         "before": _side(flip.before),
+        "held": _side(flip.held) if flip.held is not None else None,
         "now": _side(flip.now),
         "changed": sorted(changed, key=lambda one: sum(len(text or "") for text in one.values())),
         "ranked": flip.ranked,
@@ -152,6 +154,7 @@ def _claim(group: Sequence[Record], flip: str | None, earlier: Callable[[str], S
         "claim": plain(decides.claim, 500),
         "title": optional(data.get("title"), 300),
         "nodeid": plain(decides.nodeid, 500),
+        "line": _at(decides),
         "stack": plain(decides.stack, 80),
         "label": label_of(decides.kind),
         "hearsay": decides.hearsay,
@@ -189,6 +192,12 @@ def _claim(group: Sequence[Record], flip: str | None, earlier: Callable[[str], S
         "gpus": [plain(one, 80) for one in texts(data.get("gpus"))],
         "components": {plain(name, 80): optional(one, 120) for name, one in decides.components.items()},
     }
+
+
+def _at(record: Record) -> int | None:
+    """The test's line in its file."""
+    line = record.evidence.get("line")
+    return line if type(line) is int and 0 < line < 10**9 else None
 
 
 def value(one: Any) -> str:

@@ -10,13 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from ..ledger.flips import Flip, Suspect
+from ..ledger.flips import SORTS, Flip, Suspect
 from ..ledger.record import Record
 from .payload import labelled
 from .words import change_line, day, label_of, plain
 
-#: The worst first.
-SORTS: Final = ("worse", "changed", "better", "flaky", "recovered")
 #: What each means to the reader.
 MEANING: Final = {
     "worse": "got worse",
@@ -33,8 +31,8 @@ _LEAST: Final = 40
 
 
 def ordered(flips: Iterable[Flip]) -> list[Flip]:
-    """The worst first, then by claim and stack."""
-    return sorted(flips, key=lambda one: (SORTS.index(one.sort), one.now.claim, one.now.stack))
+    """The worst first; of one sort those with the fewest changes, then by claim and stack."""
+    return sorted(flips, key=lambda one: (SORTS.index(one.sort), len(one.suspects), one.now.claim, one.now.stack))
 
 
 def suspects_of(flip: Flip) -> list[Suspect]:
@@ -81,7 +79,8 @@ def lines(flips: Sequence[Flip], width: int = 80) -> list[str]:
         return []
     width = max(width, _LEAST)
     claims = len({(one.now.claim, one.now.stack) for one in flips})
-    found = [f"{claims} claim{'s' if claims != 1 else ''} flipped: {tally(one.sort for one in flips)}"]
+    said = f"{claims} claim{'s' if claims != 1 else ''} flipped: {tally(one.sort for one in flips)}"
+    found = [labelled(label_of(flips[0].now.kind), said)]
     for flip in ordered(flips):
         found += _flip(flip, width)
     return found
@@ -92,6 +91,8 @@ def _flip(flip: Flip, width: int) -> list[str]:
     name = plain(now.claim, 300) + (f" [{plain(now.stack, 60)}]" if now.stack else "")
     found = _wrapped(f"{flip.sort.upper()} ", f"{name} {MEANING[flip.sort]}", width)
     found += _wrapped("    was ", f"{spoken(before)} ({day(before.when)}, run {plain(before.run, 60)})", width)
+    if flip.held is not None:
+        found += _wrapped("    held ", f"last on {day(flip.held.when)}, run {plain(flip.held.run, 60)}", width)
     found += _wrapped("    now ", f"{spoken(now)}: {plain(now.expectation, 200)}", width)
     if now.fact or decisive(now):
         found += _wrapped("    why ", why(now), width)
@@ -101,9 +102,10 @@ def _flip(flip: Flip, width: int) -> list[str]:
 def _changed(flip: Flip, width: int) -> list[str]:
     suspects = suspects_of(flip)
     if not suspects:
-        return ["    changed: nothing that is known"]
+        return [f"    changed{' since it held' if flip.held is not None else ''}: nothing that is known"]
     how = ", ranked by this ledger's history" if flip.ranked else ""
-    found = _wrapped("    ", f"changed ({len(suspects)}{how}):", width)
+    since = " since it held" if flip.held is not None else ""
+    found = _wrapped("    ", f"changed{since} ({len(suspects)}{how}):", width)
     for one in suspects[:MOST]:
         head = f"      {one.rank}. " if flip.ranked else "      - "
         found += _wrapped(head, change_line(one.change), width)

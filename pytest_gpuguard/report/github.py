@@ -29,8 +29,9 @@ _VERDICTS: Final = {
 def annotations(document: Mapping[str, Any], lines: Mapping[str, int] | None = None, prefix: str = "") -> list[str]:
     """One workflow command per line: errors, warnings, notices, at most ten of each, of which the last counts the rest.
 
-    ``lines`` are the lines of tests in their files by node id, counted from 1; ``prefix`` is pytest's root within the
-    repository ("ci/gpu"), for files are named from there. Hearsay is never an error, nor is a rehearsal.
+    ``lines`` are the lines of tests in their files by node id, counted from 1, where the document does not have them;
+    ``prefix`` is pytest's root within the repository ("ci/gpu"), for files are named from there. Hearsay is never an
+    error, nor is a rehearsal.
     """
     found: dict[str, list[str]] = {"error": [], "warning": [], "notice": []}
     told = set()
@@ -76,7 +77,7 @@ def _put(
         kind = "notice" if one["hearsay"] else "warning"
     path = one["nodeid"].partition("::")[0]
     file = f"{prefix.rstrip('/')}/{path}" if prefix else path
-    line = (lines or {}).get(one["nodeid"])
+    line = one["line"] or (lines or {}).get(one["nodeid"])
     found[kind].append(command(kind, message, file=file, line=line, title=plain(title, 200)))
 
 

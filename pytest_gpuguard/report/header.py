@@ -12,7 +12,7 @@ from ..claims.claim import Claim
 from ..collect import CLAIM
 from ..facts.faults import HostFault
 from ..facts.stack import StackError
-from ..session import StackAbsent
+from ..run_stacks import StackAbsent
 
 if TYPE_CHECKING:
     from ..facts.stackref import StackRef

@@ -82,9 +82,8 @@ def summary(document: Mapping[str, Any], limit: int = SUMMARY_BYTES) -> str:
     if document["notice"]:
         page.add(f"\n> **{text(document['notice'])}**")
     run = document["run"]
-    page.add(
-        f"\n{text(run['rig'], 400)} on {text(run['host'])}, run {code(run['id'])}, {text(run['started'] or '?')}\n"
-    )
+    when = text(run["started"] or "?") + ("" if run["ended"] else ": **it never came to its end**")
+    page.add(f"\n{text(run['rig'], 400)} on {text(run['host'])}, run {code(run['id'])}, {when}\n")
     if flips:
         page.add("\n### What flipped\n")
         page.all(map(_flip, flips))
@@ -153,6 +152,9 @@ def _flip(flip: Mapping[str, Any]) -> str:
         f"stack {text(before['stack'], 80)}), now {_said(now)}",
         f"  - why: {text(now['fact'])}",
     ]
+    if held := flip["held"]:
+        where = f"run {code(held['run'])}, stack {text(held['stack'], 80)}"
+        lines.append(f"  - held last on {(held['when'] or '?')[:10]} ({where}); what changed is counted from there")
     if now["decisive"] and now["decisive"] not in now["fact"]:
         lines.append(f"  - line: {text(now['decisive'])}")
     for one in flip["suspects"][:8]:

@@ -133,6 +133,8 @@ class Daemon:
     def answer(self, asked: dict[str, Any]) -> Any:
         what = asked.pop("do")
         if what == "create":
+            delay = self.state / "creating.json"
+            time.sleep(json.loads(delay.read_text()) if delay.exists() else 0)
             made = Container(self.state / "containers", asked)
             self.containers[made.id] = made
             with (self.state / "created").open("a") as file:

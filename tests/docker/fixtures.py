@@ -28,7 +28,8 @@ class Docker:
         return done.stdout.strip()
 
     def write(self, name: str, what: Any) -> None:
-        """``images``, ``registry``, ``hang`` (first words of commands that hang), ``slow`` (seconds before a start)."""
+        """``images``, ``registry``, ``hang`` (first words of commands that hang), ``slow`` (seconds before a start),
+        ``creating`` (seconds before it is made)."""
         (self.state / f"{name}.json").write_text(json.dumps(what))
 
     @property
