@@ -90,6 +90,13 @@ class Comparison:
         self.flips: Sequence[Flip] = flips(run, self.records, before, store.history)
         self.differences: Sequence[Flip] = differences(run, self.records)
 
+    def called(self, said: str) -> str:
+        """What is said of the run, as a rehearsal where it is one."""
+        from .report.payload import labelled
+        from .report.words import label_of
+
+        return f"run {self.run.id}: {labelled(label_of(self.run.kind), said)}"
+
     @property
     def others(self) -> list[Flip]:
         """Differences between stacks that are no flips already."""
@@ -124,7 +131,7 @@ def diff(run: str, against: str | None, url: str | None, as_json: bool) -> None:
             say(json.dumps({**kept, "against": against}))
     if not as_json:
         width = shutil.get_terminal_size().columns
-        for line in lines(found.flips, width) or [printable(f"run {found.run.id}: nothing flipped")]:
+        for line in lines(found.flips, width) or [printable(found.called("nothing flipped"))]:
             say(line)
         if found.others:
             say("\nbetween the stacks of this run:")
@@ -213,7 +220,7 @@ def report(
         told(json.dumps(made), output)
     elif page is None and summary is None and not github:
         counts = ", ".join(f"{number} {name}" for name, number in made["counts"]["verdicts"].items() if number)
-        heading = printable(f"run {found.run.id}: {counts}")
+        heading = printable(found.called(counts))
         told("\n".join([heading, *lines(found.flips, shutil.get_terminal_size().columns)]), output)
 
 

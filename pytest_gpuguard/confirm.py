@@ -22,9 +22,18 @@ if TYPE_CHECKING:
 BEFORE: Final = "before.json"
 
 
+def known_before(store: Store, run: str | None, kind: Kind) -> list[Record]:
+    """What was verified before a run, under every name that its claims have or had. Raises LedgerError."""
+    old: dict[str, list[str]] = {}
+    for name, present in store.aliases().items():
+        old.setdefault(present, []).append(name)
+    known = [one for one in store.latest(kind) if one.run != run]
+    return [*known, *(replace(one, claim=name) for one in known for name in old.get(one.claim, ()))]
+
+
 def write_before(store: Store, run: str | None, kind: Kind, folder: Path) -> None:
     """The controller's side: what workers compare with. Raises LedgerError, OSError."""
-    known = [one for one in store.latest(kind) if one.run != run]
+    known = known_before(store, run, kind)
     write_json(folder / BEFORE, {"records": [replace(one, components={}).to_dict() for one in known]})
 
 

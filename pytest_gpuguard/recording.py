@@ -49,6 +49,7 @@ def recorded(
         components=runner.memory.components(item) if tried else None,
         cards=_cards(evaluation),
         confirmed=confirmed,
+        line=None if item.location[1] is None else item.location[1] + 1,
     )
     clean: dict[str, Any] = secrets_of(evaluation).clean(data)
     return clean

@@ -50,6 +50,7 @@ class Remembering:
 
     def before(self) -> Index:
         """What was verified before this run, in this process."""
+        from .confirm import known_before
         from .ledger.errors import LedgerError
         from .ledger.flips import index
 
@@ -58,7 +59,7 @@ class Remembering:
             return {}
         own = writer.run.id if writer.run is not None else None
         try:
-            return index(one for one in writer.store.latest(writer.kind) if one.run != own)
+            return index(known_before(writer.store, own, writer.kind))
         except LedgerError:
             return {}
 
@@ -118,7 +119,9 @@ class Remembering:
         store = writer.store
         if store is not None:
             try:
-                self.flips = flips(writer.run, writer.records, store.before(writer.run.id), store.history)
+                present = store.aliases()  # a claim may still run under its old name
+                now = [replace(one, claim=present.get(one.claim, one.claim)) for one in writer.records]
+                self.flips = flips(writer.run, now, store.before(writer.run.id), store.history)
                 self._cover(writer, store, writer.run)
             except LedgerError as error:
                 writer.problem = str(error)

@@ -208,3 +208,11 @@ def test_names_that_a_terminal_would_act_on_are_spelled_out(command: Command) ->
 def test_an_unknown_run_is_told_before_anything_is_exported(command: Command) -> None:
     found = command("ledger", "export", "run-1", "nope")
     assert (found.exit_code, "{" in found.output) == (2, False)
+
+
+def test_a_rehearsed_run_is_called_one_also_where_nothing_flipped(command: Command) -> None:
+    with open_ledger(LEDGER) as ledger:
+        ledger.begin(run_of(4, "rehearsed"))
+        ledger.add([record(4, "HOLDS", "2.13", kind="rehearsed")])
+    assert command("diff").output == "run run-4: REHEARSED nothing flipped\n"
+    assert command("report").output.startswith("run run-4: REHEARSED 1 HOLDS")

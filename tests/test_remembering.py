@@ -272,3 +272,17 @@ def test_the_folder_of_the_ledger_is_ignored_by_git(on: Run) -> None:
     )
     assert Path(LEDGER).exists()
     assert Path(".gpuguard/.gitignore").read_text() == "*\n"
+
+
+@pytest.mark.parametrize("confirm", ["0", "1"])
+def test_a_claim_that_still_runs_under_its_old_name_flips(on: Run, confirm: str) -> None:
+    on("sglang==0.5.7")
+    with open_ledger(LEDGER) as ledger:
+        ledger.alias("fusion", "allreduce.fusion")
+    told = section(on("sglang==0.5.10", f"--gpuguard-confirm={confirm}"), "flips")
+    assert "BETTER allreduce.fusion [prod]" in told
+    with open_ledger(LEDGER) as ledger:
+        records = ledger.records(ledger.run("last").id, evidence=True)
+    [found] = [one for one in records if one.claim == "allreduce.fusion"]
+    assert (found.evidence["confirmed"] is not None) is (confirm == "1")
+    assert found.evidence["line"] > 1

@@ -77,7 +77,7 @@ def _put(
         kind = "notice" if one["hearsay"] else "warning"
     path = one["nodeid"].partition("::")[0]
     file = f"{prefix.rstrip('/')}/{path}" if prefix else path
-    line = one["line"] or (lines or {}).get(one["nodeid"])
+    line = one.get("line") or (lines or {}).get(one["nodeid"])
     found[kind].append(command(kind, message, file=file, line=line, title=plain(title, 200)))
 
 

@@ -45,6 +45,7 @@ def payload(
     components: Mapping[str, str | None] | None = None,
     cards: Sequence[str] = (),
     confirmed: Mapping[str, Any] | None = None,
+    line: int | None = None,
 ) -> dict[str, Any]:
     """Verdict, outcome, decisive fact and evidence of one claim; ``translated`` is what a portable claim exchanged.
 
@@ -56,6 +57,7 @@ def payload(
     last = observations[-1] if observations else None
     return {
         "nodeid": nodeid,
+        "line": line,
         "claim": claim.about.id or nodeid,
         "key": key or claim.about.id or nodeid,
         "title": claim.about.title,
