@@ -110,6 +110,8 @@ class Remembering:
         writer = self._writer
         if writer is None or writer.run is None or self._finished:
             return
+        from dataclasses import replace
+
         from .ledger.errors import LedgerError
         from .ledger.flips import differences, flips
 
