@@ -213,7 +213,7 @@ def test_a_crashed_worker_is_replaced_and_the_rest_of_its_unit_runs_elsewhere(
 ) -> None:
     fake_rig(n=2).apply(monkeypatch)
     result = claims(CRASHES, *PACK, "1", "-v")
-    result.assert_outcomes(passed=3, failed=1)
+    result.assert_outcomes(passed=3, errors=1)
     assert sorted(events()) == ["a", "c", "d"]
     assert len(boots()) == 3
     result.stdout.fnmatch_lines(

@@ -62,10 +62,11 @@ def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_the_shipped_cpu_claims_hold_on_real_boots(real: Any) -> None:
-    verdicts = real("suites/cpu")
+    # The comparison alone is three boots one after the other; that way is tested with stand-in servers.
+    verdicts = real("suites/cpu", "--deselect=suites/cpu/test_cpu.py::test_the_prefix_cache_costs_little")
     # Other tests run beside these: a speed may come out undecided, and never otherwise.
-    for name in ("test_a_tiny_model_makes_five_tokens_per_second", "test_the_prefix_cache_costs_little"):
-        assert verdicts.pop(name)["verdict"] in ("HOLDS", "INCONCLUSIVE")
+    speed = verdicts.pop("test_a_tiny_model_makes_five_tokens_per_second")
+    assert speed["verdict"] in ("HOLDS", "INCONCLUSIVE")
     assert {name: one["verdict"] for name, one in verdicts.items()} == dict.fromkeys(
         [
             "test_a_tiny_model_fits",
