@@ -15,11 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from .claims.account import printable
 from .facts.choice import RIG_FORMS, SIMULATED, parse_rig, parse_stack
-from .ledger.changes import changes, told
 from .names import REHEARSED, is_container
-from .report.payload import labelled
 
 if TYPE_CHECKING:
     from .bisect import Candidate, Evaluation, Found, PytestRunner
@@ -77,6 +74,7 @@ def bisect(
     the claim or a stack cannot be evaluated at all.
     """
     from .bisect import BisectError, PytestRunner
+    from .claims.account import printable
     from .ledger.store import LedgerError, open_ledger
 
     named = _named(stacks, rig)
@@ -218,6 +216,8 @@ def _searched(
 
 
 def _line(candidate: Candidate, one: Evaluation, width: int, quiet: bool) -> None:
+    from .claims.account import printable
+
     if quiet:
         return
     how = f"run, {one.seconds:.0f} s" if one.ran else f"from the ledger, run {one.record.run}"
@@ -226,6 +226,8 @@ def _line(candidate: Candidate, one: Evaluation, width: int, quiet: bool) -> Non
 
 
 def _verdict(one: Record) -> str:
+    from .report.payload import labelled
+
     label = REHEARSED if one.kind == "rehearsed" else None
     return labelled(label, one.verdict) + ("" if one.outcome == "none" else f" ({one.outcome})")
 
@@ -245,6 +247,8 @@ def _older_claims(found: Found[Evaluation], runner: PytestRunner) -> str | None:
 
 def _result(candidates: Sequence[Candidate], found: Found[Evaluation]) -> list[str]:
     """What was found, for a person."""
+    from .ledger.changes import changes, told
+
     names = [one.name for one in candidates]
     if found.result == "unanswered":
         return ["nothing to compare: fewer than two of these stacks could be evaluated"]
@@ -284,6 +288,8 @@ def _as_json(
     found: Found[Evaluation],
     evaluations: Mapping[int, Evaluation],
 ) -> dict[str, Any]:
+    from .ledger.changes import changes
+
     names = [one.name for one in candidates]
     ends = (found.after, found.first)
     after, first = (found.answers[place].record if place is not None else None for place in ends)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from pytest_gpuguard.claims.observation import MemoryTable
-from pytest_gpuguard.diagnose import from_server_info, merge_tables, redact
+from pytest_gpuguard.diagnose import from_server_info, merge_tables
 from pytest_gpuguard.diagnose.memory import complete
+from pytest_gpuguard.diagnose.redact import redact
 
 ARGS: dict[str, Any] = {
     "model_path": "m",

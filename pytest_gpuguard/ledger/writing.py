@@ -5,11 +5,11 @@ Rows of one table are written in the order of their keys, and tables in one orde
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from sqlalchemy import Connection, Table, select, text, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from . import rows, schema
 from .errors import LedgerError
@@ -37,7 +37,7 @@ def upsert(
     """Inserts rows; those whose keys are there already are replaced, or left as they are."""
     if not new:
         return
-    make: Any = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    make: Any = importlib.import_module(f"sqlalchemy.dialects.{connection.dialect.name}").insert  # the one in use
     statement = make(table)
     if replace:
         values = {name: statement.excluded[name] for name in new[0] if name not in keys}
