@@ -6,11 +6,12 @@ It must never make a verdict better or worse: where fresh boots disagree, nothin
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from .claims.judgement import Judgement, Verdict, worst
+from .claims.series import Baseline
 from .files import read_json, write_json
 from .ledger.flips import Index, baseline, flip_of, index
 from .ledger.record import Kind, Record, Run
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 #: In the folder that xdist's workers share facts through: what was verified before.
 BEFORE: Final = "before.json"
+RATES: Final = "rates.json"
 
 
 def known_before(store: Store, run: str | None, kind: Kind) -> list[Record]:
@@ -41,6 +43,19 @@ def read_before(folder: Path) -> Index:
     """The worker's side; empty where the controller wrote nothing."""
     data = read_json(folder / BEFORE) or {"records": []}
     return index(Record.from_dict(one) for one in data["records"])
+
+
+def write_rates(rates: Mapping[str, Mapping[str, Baseline]], folder: Path) -> None:
+    """The controller's side: what speeds workers see a decay against."""
+    write_json(
+        folder / RATES, {name: {load: asdict(one) for load, one in found.items()} for name, found in rates.items()}
+    )
+
+
+def read_rates(folder: Path, claim: str) -> dict[str, Baseline]:
+    """The worker's side; empty where the controller wrote nothing."""
+    found = (read_json(folder / RATES) or {}).get(claim, {})
+    return {load: Baseline(**one) for load, one in found.items()}
 
 
 class Confirmation:

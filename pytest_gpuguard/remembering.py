@@ -5,13 +5,14 @@ It must never keep a run from its end: what is wrong with the ledger is told in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 if TYPE_CHECKING:
+    from .claims.series import Baseline
     from .ledger.flips import Flip, Index
     from .ledger.record import Record, Run
     from .ledger.store import Store
@@ -62,6 +63,16 @@ class Remembering:
             return index(known_before(writer.store, own, writer.kind))
         except LedgerError:
             return {}
+
+    def rates(self, claim: str) -> Mapping[str, Baseline]:
+        """What rates of a claim the ledger has verified, by load and cards."""
+        return self.writer.rates(claim) if self.writer is not None else {}
+
+    def share_rates(self, folder: Path, claims: Iterable[str]) -> None:
+        """The same of these claims, for xdist's workers."""
+        from .confirm import write_rates
+
+        write_rates({name: self.rates(name) for name in claims}, folder)
 
     def share_before(self, folder: Path) -> None:
         """What was verified before this run, for xdist's workers."""

@@ -20,22 +20,24 @@ from .claims.needs import Needs
 from .claims.observation import Observation
 from .claims.verdict import Body, Judgement, Verdict, worst
 from .collect import CLAIM, GATE
-from .confirm import Confirmation, read_before
+from .confirm import Confirmation, read_before, read_rates
 from .engines.handle import PendingServer, ServerHandle
 from .evaluate import BootFailed, Evaluation
+from .packing.history import key_of
 from .packing.memory import Memory
 from .packing.scheduler import assigned
 from .recording import properties, recorded, secrets_of, shown
 from .report.payload import REPORT_KEY, labelled, spoken
 from .report.progress import ProgressLine
 from .session import Session
-from .stacks import chosen
+from .stacks import chosen, plain_nodeid
 from .terms import SKIP_BODY, XFAIL, body_of, drop_xfail, finish, skip, unjudged
 from .timeouts import TIMER, ClaimTimeout, ItemTimer
 from .xdist import STOP, STOPPED
 
 if TYPE_CHECKING:
     from .boots import LiveBoot
+    from .claims.series import Baseline
     from .facts.gpu import Gpu
     from .facts.stackref import StackRef
     from .ledger.flips import Index
@@ -65,6 +67,14 @@ class Runner:
         self.confirmation = Confirmation(
             settings.confirm, settings.kind, [name for name, _ in settings.stacks], self._before
         )
+
+    def rates(self, item: pytest.Item) -> Mapping[str, Baseline]:
+        """What rates of an item's claim the ledger has verified, by load and cards."""
+        from .remembering import remembering_of
+
+        plain = plain_nodeid(item)
+        name = key_of(self.evaluation(item).claim.about.id or plain, plain)
+        return read_rates(self._share, name) if self._share is not None else remembering_of(self.config).rates(name)
 
     def _before(self) -> Index:
         """What was verified before this run."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from .claims.expect import Rated
 from .facts.stackref import StackRef
 from .files import read_json, write_json
 from .packing.history import key_of
@@ -73,6 +74,7 @@ class Controller:
         remembering = remembering_of(self._config)
         remembering.collected = data["collected"]
         remembering.share_before(self._folder)
+        remembering.share_rates(self._folder, {one["key"] for one in data["claims"] if one["rated"]})
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
         if reporter is None or self._config.option.verbose < 0:
             return
@@ -171,6 +173,7 @@ def _about(runner: Runner, item: pytest.Item, claim: Claim, hide: Callable[[str]
         "key": hide(key_of(claim.about.id or plain, plain)),
         "stack": runner.ref_of(item).name,
         "gpus": claim.gpus,
+        "rated": any(isinstance(one, Rated) for one in claim.expectations),
     }
 
 

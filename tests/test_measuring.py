@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from pytest_gpuguard.ledger.store import open_ledger
 from tests.measured import QUICK, Boots, Run, fact, lines, loaded
 
 
@@ -166,6 +168,25 @@ def test_a_rate_that_decays_slowly_is_seen_though_it_holds(claims: Run, pytester
     lines(second, "HOLDS *test_floor *", "*warning: drift: * less than the * verified on 20*")
     (entry,) = json.loads(file.read_text())["claims"].values()
     assert entry["rates"][name]["rate"] == rate["rate"]  # a slower run does not lower what later ones are held against
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_a_decay_is_seen_against_the_ledger_where_this_machine_knows_nothing(
+    claims: Run, pytester: Any, workers: tuple[str, ...]
+) -> None:
+    source = """
+        @serves("sglang", MODEL, CPU, env={"FAKE_SGLANG_TOKS": "200"})
+        @expect_toks(min=1, **LOAD)
+        def test_floor(): ...
+    """
+    loaded(claims, source)
+    with open_ledger(str(pytester.path / ".gpuguard" / "ledger.sqlite")) as ledger:
+        [one] = ledger.records(ledger.run("last").id, evidence=True)
+        ((subject, measured),) = one.evidence["rates"].items()
+        faster = {**measured, "samples": [1000 * rate for rate in measured["samples"]]}
+        ledger.add([replace(one, evidence={**one.evidence, "rates": {subject: faster}})])
+    (pytester.path / ".gpuguard" / "history.json").unlink()
+    lines(loaded(claims, source, *workers), "HOLDS *test_floor *", "*warning: drift: * less than the * verified on 20*")
 
 
 def test_what_is_not_about_speed_knows_no_rate(claims: Run, pytester: Any) -> None:

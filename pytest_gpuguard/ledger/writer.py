@@ -15,7 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ..claims.drift import raised
 from ..claims.judgement import Verdict
+from ..claims.series import Baseline
 from .changes import changes
 from .errors import LedgerError
 from .record import Kind, Record, Run
@@ -80,6 +82,19 @@ class LedgerWriter:
             except LedgerError as error:
                 self._fail(error)
         self._spooled(found)
+
+    def rates(self, claim: str) -> dict[str, Baseline]:
+        """What rates of a claim were surely reached in earlier runs of this kind, by load and cards."""
+        own = self.run.id if self.run is not None else None
+        found: dict[str, Baseline] = {}
+        try:
+            past = self.store.history(claim, evidence=True) if self.store is not None else ()
+        except LedgerError:
+            return {}
+        for one in past:
+            if one.decides and one.kind == self.kind and one.run != own:
+                found = raised(found, one.evidence.get("rates") or {}, one.cards, one.when)
+        return found
 
     def undecided(self, data: Mapping[str, Any]) -> int:
         """The runs in a row before this one that could not decide the claim, on the same stack and rig."""

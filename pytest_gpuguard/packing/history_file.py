@@ -15,9 +15,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from ..claims.drift import on_cards, raised
 from ..claims.judgement import Verdict
 from ..claims.series import Baseline
-from ..claims.stats import interval
 from ..files import make_own_folder
 from ..xdist import STOPPED
 from .history import Attempts, Seconds, Seen, key_of
@@ -117,7 +117,7 @@ class LocalHistory:
 
     def baseline(self, claim_id: str, subject: str, cards: Sequence[str]) -> Baseline | None:
         """See ``History``."""
-        return self._entry(claim_id).rates.get(_on(subject, cards))
+        return self._entry(claim_id).rates.get(on_cards(subject, cards))
 
     def _entry(self, claim_id: str) -> _Entry:
         return self.entries.get(claim_id, _Entry())
@@ -191,7 +191,7 @@ def _updated(entry: _Entry, data: Mapping[str, Any], stop_s: float, now: float) 
     verdict, seconds = data["verdict"], data.get("seconds")
     if verdict in VERIFIED:
         parts = dict(data.get("parts") or {})
-        rates = _rates(entry.rates, data.get("rates") or {}, data.get("cards") or (), now)
+        rates = raised(entry.rates, data.get("rates") or {}, data.get("cards") or (), now)
         entry = replace(entry, seen=Seen(verdict, now, parts), attempts=Attempts(), rates=rates)
     else:
         entry = replace(entry, attempts=Attempts(entry.attempts.number + 1, now))
@@ -205,23 +205,6 @@ def _updated(entry: _Entry, data: Mapping[str, Any], stop_s: float, now: float) 
         boot_s=(*entry.boot_s, round(boot + stop_s, 2))[-SAMPLES:],
         rest_s=(*entry.rest_s, rest)[-SAMPLES:],
     )
-
-
-def _on(subject: str, cards: Sequence[str]) -> str:
-    return f"{subject} on {', '.join(sorted(set(cards))) or 'no GPU'}"
-
-
-def _rates(
-    known: Mapping[str, Baseline], rates: Mapping[str, Any], cards: Sequence[str], now: float
-) -> dict[str, Baseline]:
-    """What was known, with what this run verified for the first time, or surely faster than ever before."""
-    found = dict(known)
-    for subject, data in rates.items():
-        reached = interval(data["samples"]) if data.get("verdict") == Verdict.HOLDS.value else None
-        before = found.get(_on(subject, cards))
-        if reached is not None and (before is None or reached.low > before.rate):
-            found[_on(subject, cards)] = Baseline(round(reached.center, 4), now)
-    return found
 
 
 def _read(file: Path) -> dict[str, _Entry]:

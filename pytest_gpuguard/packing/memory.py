@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from ..claims.drift import on_cards
 from ..facts.faults import HostFault
 from ..facts.stack import StackError
 from ..run_stacks import StackAbsent
@@ -84,8 +85,18 @@ class Memory:
         return stack, rig
 
     def baselines(self, item: pytest.Item) -> Callable[[str, Sequence[str]], Baseline | None]:
-        """Answers what rate of a load is known from before, by the expectation's subject and the cards."""
-        return lambda subject, cards: self.history.baseline(self.key(item), subject, cards)
+        """Answers what rate of a load is known from before, by the expectation's subject and the cards.
+
+        That of the ledger, which may be a fleet's, or of this machine's own history: the higher one.
+        """
+
+        def known(subject: str, cards: Sequence[str]) -> Baseline | None:
+            local = self.history.baseline(self.key(item), subject, cards)
+            shared = self._runner.rates(item).get(on_cards(subject, cards))
+            both = [one for one in (shared, local) if one is not None]
+            return max(both, key=lambda one: one.rate, default=None)
+
+        return known
 
     # ----------------------------------------------------------------------------------------------------------- times
 
