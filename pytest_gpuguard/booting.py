@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from .boots import LiveBoot
@@ -78,12 +79,19 @@ class Booting(Situation):
             found: LiveBoot | Observation = _without_boot(self.session.engine(serves.engine), "bad.args", problem)
         else:
             found = self._booted(serves, fresh=fresh, key=self.share_key())
+        if isinstance(found, LiveBoot):
+            found.touched = found.touched or alone
+        return self.took(found, serves.measured)
+
+    def took(
+        self, found: LiveBoot | Observation, measured: Mapping[str, float] = MappingProxyType({})
+    ) -> LiveBoot | None:
+        """Keep a boot, or the observation that stands for one; ``measured`` are known facts for its prediction."""
         if isinstance(found, Observation):
             self._observed.append(found)
             return None
-        found.touched = found.touched or alone
         self.live.append(found)
-        self._measured.append(serves.measured)
+        self._measured.append(measured)
         return found
 
     def _booted(

@@ -175,9 +175,7 @@ class BootPool:
 
         Raises LeaseFailed, OSError; whatever is raised, nothing is held or left running.
         """
-        for live in list(self._live):
-            if live not in keep or live.boot is None or not live.boot.alive or not live.observation.ready:
-                self.stop(live, keep=live in keep)
+        self.make_room(keep)
         held: list[Any] = []
         boot: Boot | None = None
         sampler: Sampler | None = None
@@ -199,6 +197,16 @@ class BootPool:
         self._live.append(live)
         self._keys[spec] = key
         return live  # one that failed is taken down after it was judged: nobody waits for that
+
+    def make_room(self, keep: Sequence[LiveBoot] = ()) -> None:
+        """Stop the servers that nobody uses right now: they may hold what is needed."""
+        for live in list(self._live):
+            if live not in keep or live.boot is None or not live.boot.alive or not live.observation.ready:
+                self.stop(live, keep=live in keep)
+
+    def leaked(self, leak: str) -> None:
+        """Tell at the end of the test what did not come back."""
+        self._leaks.append(leak)
 
     def stop(self, live: LiveBoot, keep: bool = False) -> None:
         """End a server and give its lease back once its GPUs are clean again. ``keep`` keeps its observation.
@@ -237,26 +245,30 @@ class BootPool:
         test: str,
     ) -> Boot:
         config = self._session.config
-        name = re.sub(r"[^A-Za-z0-9._-]+", "_", test.rpartition("::")[2] or "server")[:80]
-        moment = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(self._number)}"  # never an older boot's file
-        log = config.log_dir / f"{moment}-{name}.log"
-        _ignore_in_git(config.log_dir)
         return Boot(
             spec,
             engine,
             lease,
-            log,
+            self.new_log(test.rpartition("::")[2] or "server"),
             Limits(config.stall_s, config.grace_s),
             version=version,
             majors=self._majors(lease.uuids),
             fds=[*(fd for one in held for fd in one.fds), *(self._session.production_fds if lease.uuids else ())],
             on_progress=on_progress,
             used_bytes=(lambda: self._used(lease.uuids)) if lease.uuids else None,
-            kernel=self._kernel_watch(lease.uuids),
+            kernel=self.kernel_watch(lease.uuids),
             extra_env=self._session.jit_environment(spec),
         )
 
-    def _kernel_watch(self, uuids: Sequence[str]) -> KernelWatch:
+    def new_log(self, name: str) -> Path:
+        """Where the next server or probe writes; never an older one's file."""
+        name = re.sub(r"[^A-Za-z0-9._-]+", "_", name)[:80]
+        moment = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(self._number)}"
+        _ignore_in_git(self._session.config.log_dir)
+        return self._session.config.log_dir / f"{moment}-{name}.log"
+
+    def kernel_watch(self, uuids: Sequence[str]) -> KernelWatch:
+        """Watches what kernel and driver say of these GPUs."""
         from .facts.xid_watch import XidWatch
 
         if self._session.simulated:

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 if TYPE_CHECKING:
+    from .ledger.answers import Answers
     from .ledger.store import Store
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -53,6 +54,19 @@ def reading(url: str | None) -> Iterator[Store]:
     try:
         with open_ledger(_existing(url)) as store:
             yield store
+    except LedgerError as error:
+        fail(str(error))
+
+
+@contextmanager
+def answering(url: str | None) -> Iterator[Answers]:
+    """As ``reading``, without SQLAlchemy where that can be: for commands that write nothing."""
+    from .ledger.errors import LedgerError
+    from .ledger.file import answers
+
+    try:
+        with answers(_existing(url)) as ledger:
+            yield ledger
     except LedgerError as error:
         fail(str(error))
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .cli_common import fail, json_option, ledger_option, output_option, reading, say, told
+from .cli_common import answering, fail, json_option, ledger_option, output_option, say, told
 
 if TYPE_CHECKING:
+    from .ledger.answers import Answers
     from .ledger.flips import Flip
     from .ledger.record import Record, Run
-    from .ledger.store import Store
-
+    
 _KIND = click.option(
     "--kind",
     type=click.Choice(["verified", "rehearsed", "replayed"]),
@@ -41,7 +41,7 @@ def history(claim: str | None, limit: int, url: str | None, as_json: bool) -> No
     from .report.flips import spoken
     from .report.words import stamp
 
-    with reading(url) as store:
+    with answering(url) as store:
         if claim is None:
             _claims(store, as_json)
             return
@@ -65,12 +65,12 @@ def history(claim: str | None, limit: int, url: str | None, as_json: bool) -> No
             before[one.stack, one.cards] = one
 
 
-def _names(store: Store) -> list[str]:
+def _names(store: Answers) -> list[str]:
     names = {name for kind in ("verified", "rehearsed", "replayed") for name in store.evaluated(kind)}
     return sorted(names)
 
 
-def _claims(store: Store, as_json: bool) -> None:
+def _claims(store: Answers, as_json: bool) -> None:
     names = _names(store)
     from .claims.account import printable
 
@@ -81,13 +81,13 @@ def _claims(store: Store, as_json: bool) -> None:
 class Comparison:
     """A run beside what was known before it, or beside another run."""
 
-    def __init__(self, store: Store, run: Run, against: Run | None, evidence: bool = False) -> None:
+    def __init__(self, store: Answers, run: Run, against: Run | None, evidence: bool = False) -> None:
         from .ledger.flips import differences, flips
 
         self.run, self.against = run, against
         self.records = store.records(run.id, evidence)
         before = store.before(run.id) if against is None else store.records(against.id)
-        self.flips: Sequence[Flip] = flips(run, self.records, before, store.history)
+        self.flips: Sequence[Flip] = flips(run, self.records, before, store.histories)
         self.differences: Sequence[Flip] = differences(run, self.records)
 
     def called(self, said: str) -> str:
@@ -123,7 +123,7 @@ def diff(run: str, against: str | None, url: str | None, as_json: bool) -> None:
     from .claims.account import printable
     from .report.flips import lines
 
-    with reading(url) as store:
+    with answering(url) as store:
         found = Comparison(store, store.run(run), store.run(against) if against else None)
         if as_json:
             made = found.document(lambda claim: ())
@@ -161,7 +161,7 @@ def matrix(
     """Print the support matrix: claims, cards and stacks, with the day each was last verified."""
     from .report.markdown import support_matrix
 
-    with reading(url) as store:
+    with answering(url) as store:
         latest = store.latest(kind or "verified")  # type: ignore[arg-type]
     if as_json:
         cells = [{k: v for k, v in one.to_dict().items() if k not in ("evidence", "components")} for one in latest]
@@ -201,7 +201,7 @@ def report(
 
     if github and as_json and output is None:
         fail("--github prints annotations to standard output, so the JSON needs a file: -o FILE")
-    with reading(url) as store:
+    with answering(url) as store:
         found = Comparison(store, store.run(run), None, evidence=True)
         made = found.document(lambda claim: store.history(claim, evidence=True), _coverage(store, found))
     if page is not None:
@@ -237,7 +237,7 @@ def _github(text: str, annotations: Sequence[str]) -> None:
         say(line)
 
 
-def _coverage(store: Store, found: Comparison) -> dict[str, list[str]]:
+def _coverage(store: Answers, found: Comparison) -> dict[str, list[str]]:
     """What the run noted of its own collection; empty for a run of another machine."""
     note = store.notes().get(f"coverage {found.run.id}")
     return {str(kind): [str(one) for one in lines] for kind, lines in (note or {}).items()}

@@ -99,7 +99,7 @@ def _seen(ledger: str | None, root: Path, name: str | None, claims: Sequence[str
         records = store.records(run.id, evidence=True)
         names = _known(store, run, records, claims)
         chosen = [one for one in records if names is None or one.claim in names]
-        found = flips(run, records, store.before(run.id), lambda claim: store.history(claim, evidence=True))
+        found = flips(run, records, store.before(run.id), lambda claims: store.histories(claims, evidence=True))
         if names is not None:  # what shares a test's source decides with it
             functions = {one.nodeid.partition("[")[0] for one in chosen}
             chosen = [one for one in records if one.nodeid.partition("[")[0] in functions]

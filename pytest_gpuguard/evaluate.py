@@ -20,6 +20,7 @@ from .claims.observation import NO_SERVER, Observation
 from .claims.outcome import READY
 from .claims.rehearsal import as_rehearsed
 from .claims.verdict import Body, Judgement, judge_claim
+from .engines.command import COMMAND
 from .facts.gpu import arch_of
 from .reserve import if_alone
 from .session import Session
@@ -45,6 +46,8 @@ class Evaluation(Booting):
 
     def __init__(self, session: Session, claim: Claim, test: str, ref: StackRef, model_of: ModelOf) -> None:
         super().__init__(session, claim, test, ref, model_of)
+        #: It is evaluated once more: what this run has answered already does not count.
+        self.anew = False
         #: We stop its servers ourselves, while its code still runs: how they end says nothing.
         self.given_up = False
         self._bare: tuple[Sampler, tuple[str, ...], float] | None = None
@@ -88,13 +91,17 @@ class Evaluation(Booting):
     def forecast(self) -> dict[str, Any] | None:
         """The prediction beside the last boot, as JSON data; None without a boot on real GPUs. Never raises."""
         live = self.live[-1] if self.live else None
-        if live is None or self.session.simulated or not live.observation.gpus:
+        if live is None or self.session.simulated or not live.observation.gpus or live.spec.engine == COMMAND:
             return None
         from .forecast import forecast
 
         return forecast(live, self.session.rig, self.version_of(live.spec.engine), self._measured[-1])
 
     # -------------------------------------------------------------------------------------------------------- judge
+
+    def observed(self, observation: Observation) -> None:
+        """Keep what was seen without a server of this claim."""
+        self._observed.append(observation)
 
     def observations(self, patient: bool = False) -> list[Observation]:
         """Every observation so far; servers that are up are looked at once more, patiently when the test failed."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from .engines.handle import PendingServer, ServerHandle
     from .facts.gpu import Gpu, Rig
     from .facts.stack import Stack
+    from .probing import ProbeResult
 
 
 @pytest.fixture
@@ -82,6 +85,47 @@ def gpuguard_sglang_server(request: pytest.FixtureRequest) -> Callable[..., Serv
 
 
 @pytest.fixture
+def gpuguard_command_server(request: pytest.FixtureRequest) -> Callable[..., ServerHandle]:
+    """``command_server(argv, ready="/health", port=None, gpus=None, env=None, boot_timeout="5m", model=None)``.
+
+    Boots any command on GPUs of its own lease: as many as ``gpus`` says, else as the claim needs. ``{port}`` in a word
+    of ``argv`` and PORT in its environment are the port that it is to listen on. ``ready`` is a path that answers 200
+    once it is up, or a regular expression that a line of its log then matches. Call it in the test's body; it is
+    stopped when the test ends. Raises BootFailed when it does not come up; the judge has the observation either way.
+    """
+    from .plugin import runner_of
+
+    runner = runner_of(request.config)
+
+    def command_server(argv: Sequence[str], **options: Any) -> ServerHandle:
+        return runner.command_in_body(request.node, argv, options)
+
+    return command_server
+
+
+@pytest.fixture
+def gpuguard_probe(request: pytest.FixtureRequest) -> Callable[..., ProbeResult]:
+    """``probe(script, args=None, gpus=None, deadline="60s", env=None, contrast=None)`` asks the stack's own python.
+
+    ``script`` is a shipped probe's name, or a file beside the test. It runs on leased GPUs: as many as @needs_gpus
+    says, "all" that meet the claim's needs, or 0. ``contrast`` are variables under which one that fails is run once
+    more, for the report. Equal questions of a run are asked once. Returns a ProbeResult (data, seconds, log); raises
+    ProbeFailed when something is broken (the judge has the observation), TypeError for a wrong question.
+    """
+    from .plugin import runner_of
+    from .probing import read_asked
+
+    runner = runner_of(request.config)
+
+    def probe(script: str | Path, **options: Any) -> ProbeResult:
+        needs = runner.evaluation(request.node).claim.needs
+        needed = max(needs.gpus, 1) if needs.any_gpu else 0
+        return runner.probe_in_body(request.node, read_asked(script, request.path.parent, needed=needed, **options))
+
+    return probe
+
+
+@pytest.fixture
 def rig(gpuguard_rig: Rig) -> Rig:
     """The GPUs that this run may use, and their facts."""
     return gpuguard_rig
@@ -109,3 +153,15 @@ def server(gpuguard_server: PendingServer) -> PendingServer:
 def sglang_server(gpuguard_sglang_server: Callable[..., ServerHandle]) -> Callable[..., ServerHandle]:
     """Boots a server of this test's own: ``sglang_server(model, *argv, layout=None, env=None, **options)``."""
     return gpuguard_sglang_server
+
+
+@pytest.fixture
+def command_server(gpuguard_command_server: Callable[..., ServerHandle]) -> Callable[..., ServerHandle]:
+    """Boots any command: ``command_server(argv, ready="/health", port=None, gpus=None, env=None, **options)``."""
+    return gpuguard_command_server
+
+
+@pytest.fixture
+def probe(gpuguard_probe: Callable[..., ProbeResult]) -> Callable[..., ProbeResult]:
+    """Runs a small script in the stack's own python: ``probe(script, args=…, gpus=…, deadline="60s", contrast=…)``."""
+    return gpuguard_probe

@@ -13,13 +13,17 @@ import pytest
 
 from . import newhooks
 from .fixtures import (
+    command_server,
+    gpuguard_command_server,
     gpuguard_gpus,
+    gpuguard_probe,
     gpuguard_rig,
     gpuguard_server,
     gpuguard_sglang_server,
     gpuguard_stack,
     gpuguard_stack_choice,
     gpus,
+    probe,
     rig,
     server,
     sglang_server,
@@ -35,13 +39,17 @@ if TYPE_CHECKING:
     from .run import Runner
 
 __all__ = [
+    "command_server",
+    "gpuguard_command_server",
     "gpuguard_gpus",
+    "gpuguard_probe",
     "gpuguard_rig",
     "gpuguard_server",
     "gpuguard_sglang_server",
     "gpuguard_stack",
     "gpuguard_stack_choice",
     "gpus",
+    "probe",
     "rig",
     "server",
     "sglang_server",
@@ -329,9 +337,13 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
 # ------------------------------------------------------------------------------------------------------ pytest-timeout
 
 
+#: Fixtures by which a test's own code boots servers; the short names stand on these.
+_BOOTING: Final = frozenset({"gpuguard_sglang_server", "gpuguard_command_server"})
+
+
 def _is_timed(item: pytest.Item) -> bool:
     """Whether a test may boot a server, so that its clock must stand still meanwhile."""
-    if {"sglang_server", "gpuguard_sglang_server"} & set(getattr(item, "fixturenames", ())):
+    if _BOOTING & set(getattr(item, "fixturenames", ())):
         return True
     manager = item.config.stash[MANAGER]
     return manager.collector is not None and manager.collector.is_claim(item)

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 #: The attribute of a TestReport that carries the label of a test without a claim.
 LABEL_KEY: Final = "gpuguard_label"
 #: Our fixtures: whoever takes one asks the rig or a stack. The short names stand on these, and may be somebody else's.
-_FIXTURES: Final = frozenset(f"gpuguard_{name}" for name in ("gpus", "rig", "server", "sglang_server", "stack"))
+_FIXTURES: Final = frozenset(
+    f"gpuguard_{name}" for name in ("command_server", "gpus", "rig", "server", "sglang_server", "stack")
+)
 
 
 class Rehearsed:

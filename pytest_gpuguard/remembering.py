@@ -134,7 +134,7 @@ class Remembering:
             try:
                 present = store.aliases()  # a claim may still run under its old name
                 now = [replace(one, claim=present.get(one.claim, one.claim)) for one in writer.records]
-                self.flips = flips(writer.run, now, store.before(writer.run.id), store.history)
+                self.flips = flips(writer.run, now, store.before(writer.run.id), store.histories)
                 self._cover(writer, store, writer.run)
             except LedgerError as error:
                 writer.problem = str(error)

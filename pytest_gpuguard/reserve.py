@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .claims.gpuset import GpuChoice
 from .claims.observation import Observation
@@ -19,7 +19,6 @@ from .engines.base import BootSpec
 from .facts.lease import Lease, PortRange, UnsupportedPlatform
 
 if TYPE_CHECKING:
-    from .engines.boot import Boot
     from .lease.gpus import GpuLease
     from .session import Session
 
@@ -30,6 +29,20 @@ class LeaseFailed(RuntimeError):
     def __init__(self, outcome: str, message: str) -> None:
         super().__init__(message)
         self.outcome = outcome
+
+
+class UserOfGpus(Protocol):
+    """Whoever had a lease: what it was, and every process that was seen using it (pid → when it started)."""
+
+    @property
+    def lease(self) -> Lease:
+        """The lease."""
+        ...
+
+    @property
+    def processes(self) -> Mapping[int, int]:
+        """Its processes."""
+        ...
 
 
 def _in_the_way(error: Exception) -> str:
@@ -189,7 +202,7 @@ class Reservations:
                 one.give_back()
             one.release()
 
-    def give_back(self, held: Sequence[Any], boot: Boot, what: str) -> str | None:
+    def give_back(self, held: Sequence[Any], boot: UserOfGpus, what: str) -> str | None:
         """Give the GPUs of a boot that has ended back, once they are clean; what did not come back, in one line."""
         from .lease.cleanroom import take_back
         from .lease.gpus import GpuLease

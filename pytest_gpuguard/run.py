@@ -18,6 +18,7 @@ from .claims.errors import ClaimError
 from .claims.markers import serves as serves_marker
 from .claims.needs import Needs
 from .claims.observation import Observation
+from .claims.rehearsal import SIMULATED
 from .claims.verdict import Body, Judgement, Verdict, worst
 from .collect import CLAIM, GATE
 from .confirm import Confirmation, read_before, read_rates
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from .facts.stackref import StackRef
     from .ledger.flips import Index
     from .options import Config
+    from .probing import Asked, ProbeResult
 
 T = TypeVar("T")
 
@@ -226,6 +228,7 @@ class Runner:
             if timer is not None:
                 del item.stash[TIMER]  # no clock runs during the boot
             evaluation = self.evaluation(item)
+            evaluation.anew = True
             claim, body = evaluation.claim, Body("not_run")
             live = self._boot(item, evaluation, claim, fresh=True) if claim.serves is not None else None
             if claim.serves is None or (live is not None and not live.broken):
@@ -330,6 +333,46 @@ class Runner:
         if live.boot is None or not live.observation.ready:
             raise BootFailed(live.observation)
         return ServerHandle(live.boot, live.observation)
+
+    def command_in_body(self, item: pytest.Item, argv: Sequence[str], options: dict[str, Any]) -> ServerHandle:
+        """What ``command_server(…)`` does: any command, booted for this test. Raises BootFailed."""
+        from . import commands
+
+        if not item.stash.get(IN_CALL, False):
+            raise RuntimeError(
+                "command_server(…) boots in the call phase: call it in the test's body "
+                "(a fixture may hand over a function that calls it)"
+            )
+        order = commands.read_order(argv, **options)
+        evaluation = self.evaluation(item)
+        unmet = commands.unmet(evaluation, order)
+        if unmet:
+            item.stash[SKIPPED] = unmet[0].kind
+            skip(item, "; ".join(one.text for one in unmet))
+        on_progress, on_wait = self.progress.of(item.nodeid), self.progress.waiting(item.nodeid)
+        found = self._booted(item, lambda: evaluation.took(commands.boot(evaluation, order, on_progress, on_wait)))
+        if found is None:
+            raise BootFailed(evaluation.latest)
+        if found.boot is None or not found.observation.ready:
+            raise BootFailed(found.observation)
+        return ServerHandle(found.boot, found.observation)
+
+    def probe_in_body(self, item: pytest.Item, asked: Asked) -> ProbeResult:
+        """What ``probe(…)`` does. Raises ProbeFailed; skips what cannot be decided here."""
+        from .probing import ProbeAbsent, probe
+
+        if not item.stash.get(IN_CALL, False):
+            raise RuntimeError("probe(…) runs its script in the call phase: call it in the test's body")
+        if self.session.simulated:
+            item.stash[SKIPPED] = SIMULATED
+            skip(item, "a simulated rig runs no probes")
+        evaluation = self.evaluation(item)
+        waiting = self.progress.waiting(item.nodeid)
+        try:
+            return self._booted(item, lambda: probe(evaluation, asked, waiting))
+        except ProbeAbsent as absent:
+            item.stash[SKIPPED] = absent.kind
+            skip(item, str(absent))
 
     def _booted(self, item: pytest.Item, work: Callable[[], T]) -> T:
         """Boot, which counts for none of the test's own time."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
@@ -49,6 +49,8 @@ class Session(RunStacks):
         self.assigned = assigned
         #: Called while a lease is waited for, and before a boot: what it raises ends that.
         self.check: Callable[[], None] = lambda: None
+        #: What probes of this run have answered so far, by their question.
+        self.probed: dict[Hashable, object] = {}
         self._rig: Rig | None = None
         self._nvml: NvmlChild | None = None
         self._pool: BootPool | None = None

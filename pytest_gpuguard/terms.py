@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import pytest
 
@@ -67,7 +67,7 @@ def finish(
     pytest.fail(f"{text}\n{detail}" if detail else text, pytrace=False)
 
 
-def skip(item: pytest.Item, reason: str) -> None:
+def skip(item: pytest.Item, reason: str) -> NoReturn:
     """Skip with the test's own place as the location."""
     raise pytest.skip.Exception(reason, _use_item_location=True)
 

@@ -11,7 +11,7 @@ from typing import Final
 from .answers import Answers
 from .expect import Expectation, Works
 from .judgement import Judgement, Verdict, details, ready
-from .observation import Decisive, Observation
+from .observation import PROBE, Decisive, Observation
 from .outcome import READY
 
 #: Kinds of expectations that presuppose, or deny, that it works, and so want the short probe.
@@ -47,8 +47,13 @@ def answering(observation: Observation) -> str:
 
 
 def works(expectation: Works, observation: Observation) -> Judgement:
-    """Every question that could be asked was answered sensibly; with a floor, so many of the questions rightly."""
+    """Every question that could be asked was answered sensibly; with a floor, so many of the questions rightly.
+
+    A probe that has answered is one that works.
+    """
     label, outcome, answers = expectation.label, observation.outcome, observation.answers
+    if observation.engine == PROBE and expectation == Works(when=expectation.when):
+        return Judgement(label, Verdict.HOLDS, outcome, ready(observation))
     if answers is None or (expectation.level == "full" and answers.level != "full"):
         return Judgement(label, Verdict.INCONCLUSIVE, outcome, "ready, but its answers were not checked")
     said = "; ".join(f"{one.name}: {one.fact}" for one in answers.checks if one.ok)

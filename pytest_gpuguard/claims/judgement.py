@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Final
 
 from .account import details, differences, short, with_differences
-from .observation import Observation
+from .observation import PROBE, Observation
 from .outcome import STARTING
 
 __all__ = [
@@ -89,7 +89,10 @@ def worst(judgements: Sequence[Judgement]) -> Judgement:
 
 
 def ready(observation: Observation) -> str:
-    """``ready in 42 s``."""
+    """``ready in 42 s``; of a probe, ``answered in 2 s: 8 GPUs``."""
+    if observation.engine == PROBE:
+        said = f": {short(observation.note)}" if observation.note else ""
+        return f"answered in {observation.elapsed_s or 0.0:.0f} s{said}"
     return "ready" + (f" in {observation.elapsed_s:.0f} s" if observation.elapsed_s is not None else "")
 
 

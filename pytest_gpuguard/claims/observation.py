@@ -18,6 +18,8 @@ from .series import Series
 
 #: The engine of an observation of a test that leased GPUs and booted no server: it bears on their peak only.
 NO_SERVER: Final = "none"
+#: The engine of an observation of a script that was run in the stack's python: ready is then that it answered.
+PROBE: Final = "probe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,8 @@ class Observation:
     #: The rank that ``memory`` describes, as the log names it ("" for the only one).
     fullest_rank: str | None = None
     resolved: Resolved = field(default_factory=Resolved)
+    #: What a probe answered, as JSON data.
+    found: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def ready(self) -> bool:

@@ -17,7 +17,7 @@ from .claim import Claim
 from .expect import Expectation, Fails, Fits, MaxMem, Ooms, Rated, Unsupported, Uses
 from .judgement import NOT_RUN, Body, Judgement, Verdict, decisive, details, ready, with_differences, worst
 from .measured import MEASURES
-from .observation import NO_SERVER, Observation
+from .observation import NO_SERVER, PROBE, Observation
 from .outcome import GPU_OOM_PHASES, HOST_FAULTS, READY, STACK_FAILURES, UNDECIDED
 from .window import VersionOf
 
@@ -142,7 +142,8 @@ def judge(expectation: Expectation, observation: Observation, body: Body = NOT_R
         fact = f"{ready(observation)}, against the claim that it {_claims(expectation)}"
         return Judgement(label, verdict, outcome, fact)
     if body.kind == "assertion":
-        return Judgement(label, Verdict.WORSE, outcome, f"ready, but {body.error}", details(observation))
+        said = ready(observation) if observation.engine == PROBE else "ready"
+        return Judgement(label, Verdict.WORSE, outcome, f"{said}, but {body.error}", details(observation))
     other = observation.others.get(expectation.subject)
     if other is not None and not other.ready:  # a comparison presupposes both servers
         failed = judge(Fits(), other)
@@ -228,7 +229,7 @@ def _judge_all(expectation: Expectation, observations: Sequence[Observation], bo
         Verdict.INFRA,
         "infra.test",
         f"the test booted no server, so nothing was observed that {label} could be judged by: "
-        f"add serves(…) or call sglang_server(…)" + (", or take the fixture gpus" if peak else ""),
+        f"add serves(…), or call sglang_server(…) or probe(…)" + (", or take the fixture gpus" if peak else ""),
     )
 
 

@@ -211,6 +211,12 @@ class Boot:
             self._events.append(Event("phase", phase, number))
         return phase != "args"
 
+    def become_ready(self, number: int) -> None:
+        """Be ready after this line, although it does not say so."""
+        if not self.ready:
+            self._enter("ready", number, "")
+            self._become_ready(number)
+
     def _become_ready(self, number: int) -> None:
         self.ready = True
         self._events.append(Event("ready", self.phase, number))

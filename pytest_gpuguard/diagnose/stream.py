@@ -160,6 +160,10 @@ class Classifier:
             self._boot.announce(Event("fatal", decisive.phase, decisive.line, redact(decisive.text)))
         return self._boot.drain()
 
+    def become_ready(self) -> None:
+        """The server is known to be ready by other means than its log."""
+        self._boot.become_ready(self.lines)
+
     def reading(self) -> LogReading:
         """What the lines so far say."""
         decisive = self._findings.decisive()

@@ -45,11 +45,15 @@ class BootSpec:
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What a server said over HTTP. ``model`` is the path that it serves; ``info`` its server_info, if it has one."""
+    """What a server said over HTTP. ``model`` is the path that it serves; ``info`` its server_info, if it has one.
+
+    ``listens``: somebody answers on its port, and so it must be the server itself.
+    """
 
     healthy: bool
     model: str | None = None
     info: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    listens: bool = True
 
 
 class Engine(Protocol):

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from ..claims.errors import ClaimError
 from ..claims.layout import flag_value, layout_from_flags
 from ..claims.observation import LogReading, MemoryTable, Observation
 from ..claims.outcome import HOST_FAULTS, PHASES, READY, STARTING, UNDECIDED, UNKNOWN
@@ -111,8 +112,7 @@ class Boot:
         self._memory: MemoryWatch | None = None
         self._kernel = kernel or KernelWatch()
         self._furthest = PHASES[0]
-        sizes = layout_from_flags(spec.flags)
-        self._quiet_s = QUIET_S if sizes.tp * sizes.pp * sizes.dp > 1 else QUIET_ALONE_S
+        self._quiet_s = QUIET_S if _has_ranks(spec.flags) else QUIET_ALONE_S
         self._exit: ExitInfo | None = None
         self._had: Mapping[int, int] = {}
         self._stopping = threading.RLock()
@@ -193,7 +193,7 @@ class Boot:
         assert self._process is not None
         if facts is None or not facts.healthy:
             return None
-        if not self._process.owns_port(self.port):
+        if facts.listens and not self._process.owns_port(self.port):
             if waited < _FOREIGN_PORT_S:
                 return None
             note = f"port {self.port} answers, but no process of this boot listens on it"
@@ -203,6 +203,7 @@ class Boot:
             return self._observe("port.in_use", note)
         self.facts = facts
         self._ready_after = time.monotonic() - self._started
+        self._reader.become_ready()
         return self._observe(READY)
 
     def _deadline(self, now: float) -> Observation | None:
@@ -414,6 +415,15 @@ def _url(flags: Sequence[str], port: int) -> str:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     scheme = "https" if flag_value(flags, ("--ssl-certfile",)) else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _has_ranks(flags: Sequence[str]) -> bool:
+    """Whether more than one rank may print; the words of any command may mean something else by the same flags."""
+    try:
+        sizes = layout_from_flags(flags)
+    except ClaimError:
+        return True
+    return sizes.tp * sizes.pp * sizes.dp > 1
 
 
 def _is_free(port: int) -> bool:

@@ -73,7 +73,7 @@ class ContainerServer(ServerProcess):
             run=run_name(),
             cidfile=str(cidfile),
             gpus=lease.visible or lease.uuids,
-            read=(_folder(spec.model),),
+            read=(_folder(spec.model),) if spec.model else (),  # a probe has none
             detached=True,
         )
         given = ("--engine", client, "--cidfile", str(cidfile), "--lease", name)

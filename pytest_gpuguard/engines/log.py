@@ -71,6 +71,10 @@ class LogReader:
         """What the output says so far."""
         return self._classifier.reading()
 
+    def become_ready(self) -> None:
+        """Somebody asked the server, and it is ready, whether its log says so or not: what it prints now is later."""
+        self._classifier.become_ready()
+
     @property
     def progress(self) -> Progress:
         """The phase, with the last progress bar of it (checkpoint shards, captured batch sizes) if one was drawn."""

@@ -12,7 +12,7 @@ from datetime import date, datetime, timezone
 from typing import Final
 
 from ..claims.account import printable
-from ..claims.verdict import Verdict
+from ..claims.judgement import Verdict
 from .record import Kind, Record
 from .suspects import COUNTING, expected_in
 

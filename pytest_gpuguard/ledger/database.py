@@ -7,35 +7,25 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from ..files import make_folder
 from .errors import LedgerError
+from .file import BUSY_S, cause, path_in
+from .reading import Ask
 
-#: Seconds that a writer waits for others, and for a server that does not answer.
-BUSY_S: Final = 60
+#: Seconds that a server has to answer.
 CONNECT_S: Final = 10
 
 _POSTGRES: Final = ("postgresql", "postgres", "postgresql+psycopg")
 _SECRET: Final = ("password", "sslpassword")
-
-#: What SQLite says → what it means, and what helps.
-_SQLITE: Final = (
-    ("readonly", "may not be written: give this user the right to write the file and its folder, or name another"),
-    ("unable to open", "cannot be opened: the folder must exist, and this user must be allowed to write in it"),
-    ("disk is full", "cannot be written, because the disk is full: make room there"),
-    ("disk i/o", "cannot be written (full disk, quota, limit on file sizes, or a broken disk): make room there"),
-    ("not a database", "is a file, but no SQLite database: name another file, or move this one away"),
-    ("malformed", "is damaged: restore it from a copy, or `sqlite3 FILE .recover` what is left of it"),
-    ("locked", f"has been held by another process for {BUSY_S} s: see who holds it (`fuser FILE`), and try again"),
-)
 
 _SERVER: Final = (
     ("password authentication", "refuses this user or password: correct the URL, or the variable PGPASSWORD"),
@@ -59,11 +49,10 @@ class Place:
 
 def find(url: str) -> Place:
     """Reads ``sqlite:///PATH``, ``postgresql://…``, ``postgres://…``, or a plain path. Raises LedgerError."""
-    scheme, split, rest = url.partition("://")
-    if not split:
-        return _file(url)
-    if scheme == "sqlite":
-        return _file(rest.removeprefix("/"))
+    path = path_in(url)
+    if path is not None:
+        return Place(URL.create("sqlite", database=path), path)
+    scheme, _, rest = url.partition("://")
     if scheme not in _POSTGRES:
         raise LedgerError(
             f"a ledger cannot be kept at {scheme}://: give sqlite:///PATH, postgresql://USER@HOST/DATABASE, or a path"
@@ -80,13 +69,6 @@ def find(url: str) -> Place:
     if shown.password is not None:
         shown = URL.create(shown.drivername, shown.username, None, shown.host, shown.port, shown.database, shown.query)
     return Place(parsed, shown.render_as_string(), tuple(str(one) for one in secrets if one))
-
-
-def _file(path: str) -> Place:
-    if not path or path == ":memory:" or "\0" in path:
-        raise LedgerError("a ledger must be a file, so that it is still there tomorrow: give its path")
-    absolute = os.path.abspath(os.path.expanduser(path))
-    return Place(URL.create("sqlite", database=absolute), absolute)
 
 
 def connect(place: Place) -> Engine:
@@ -189,6 +171,15 @@ def keep_beside(engine: Engine) -> None:
         connection.close()
 
 
+def asked(connection: Connection) -> Ask:
+    """A connection, as ``reading`` asks it."""
+
+    def ask(statement: str, given: Mapping[str, Any] | None = None, /) -> Sequence[Sequence[Any]]:
+        return connection.execute(text(statement), given or {}).all()
+
+    return ask
+
+
 @contextmanager
 def told(place: Place, engine: Engine) -> Iterator[None]:
     """What the database says against it becomes a LedgerError."""
@@ -203,10 +194,9 @@ def _cause(place: Place, error: Exception) -> str:
     said = " ".join(str(getattr(error, "orig", None) or error).split())[:500]
     for secret in place.secrets:
         said = said.replace(secret, "***")
-    local = place.url.drivername == "sqlite"
-    for needle, meaning in _SQLITE if local else _SERVER:
+    if place.url.drivername == "sqlite":
+        return cause(place.shown, said)
+    for needle, meaning in _SERVER:
         if needle in said.lower():
             return f"the ledger {place.shown} {meaning} ({said})"
-    if getattr(error, "connection_invalidated", False) or not local:
-        return f"the ledger {place.shown} cannot be reached or used: is the server up, and the URL right? ({said})"
-    return f"the ledger {place.shown} cannot be read or written ({said})"
+    return f"the ledger {place.shown} cannot be reached or used: is the server up, and the URL right? ({said})"

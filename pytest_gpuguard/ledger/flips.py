@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from ..claims.verdict import Verdict
+from ..claims.judgement import Verdict
 from .changes import Change
 from .record import Kind, Record, Run
 from .suspects import COUNTING, HOLDS, Suspect, counts, rank, same_outcome, unsteady
@@ -33,6 +33,10 @@ _SORT_OF: Final[Mapping[str, Sort]] = {
     Verdict.CHANGED.value: "changed",
     Verdict.BETTER.value: "better",
 }
+
+
+#: Claims whose histories are in memory at once: an upgrade may flip them all, and each has a record for every run.
+_AT_ONCE: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,28 +105,36 @@ def baseline(now: Record, before: Index, in_run: Index | None = None, first: str
 
 
 def flips(
-    run: Run, now: Sequence[Record], before: Sequence[Record], history: Callable[[str], Sequence[Record]]
+    run: Run,
+    now: Sequence[Record],
+    before: Sequence[Record],
+    histories: Callable[[Sequence[str]], Mapping[str, Sequence[Record]]],
 ) -> tuple[Flip, ...]:
     """The flips of a run, worst first; of one sort those with the fewest changes first.
 
-    ``now`` are all the run's records, ``before`` those of ``Store.before(run.id)``. ``history`` is asked once for each
-    claim that flipped, for all records of it with all expectations: they rank the suspects.
+    ``now`` are all the run's records, ``before`` those of ``Store.before(run.id)``. ``histories`` (as that of a ledger)
+    is asked for the claims that flipped, many at once: all their records with all expectations rank the suspects.
     """
     earlier = index(before)
     in_run, first, of_claim = _grouped(run, now)
-    known: dict[str, list[Record]] = {}
-    found = []
+    flipped: dict[str, list[tuple[Sort, Record, Record]]] = {}
     for one in (one for several in in_run.values() for one in several):
         against = baseline(one, earlier, in_run, first)
         sort = flip_of(against, one)
-        if against is None or sort is None:
-            continue
-        if one.claim not in known:  # an alias's records are this claim's too
-            past = (past if past.claim == one.claim else replace(past, claim=one.claim) for past in history(one.claim))
-            known[one.claim] = [*past, *of_claim[one.claim]]
-        held = _held(against, one, known[one.claim])
-        suspects, ranked = rank(held or against, one, known[one.claim])
-        found.append(Flip(sort, against, one, suspects, ranked, held))
+        if against is not None and sort is not None:
+            flipped.setdefault(one.claim, []).append((sort, against, one))
+    found = []
+    claims = list(flipped)
+    for some in (claims[at : at + _AT_ONCE] for at in range(0, len(claims), _AT_ONCE)):
+        known = histories(some)
+        for claim in some:
+            # An alias's records are this claim's too.
+            past = (past if past.claim == claim else replace(past, claim=claim) for past in known.get(claim, ()))
+            trials = [*past, *of_claim[claim]]
+            for sort, against, one in flipped[claim]:
+                held = _held(against, one, trials)
+                suspects, ranked = rank(held or against, one, trials)
+                found.append(Flip(sort, against, one, suspects, ranked, held))
     return _worst_first(found)
 
 

@@ -15,7 +15,8 @@ from sqlalchemy import Connection, select
 from . import rows, schema
 from .names import Alias
 from .record import Record, Run
-from .writing import chunks, put_evidence, put_records, put_run, upsert
+from .rows import chunks
+from .writing import put_evidence, put_records, put_run, upsert
 
 #: Host and rig of a run that is known from its records alone; its ``tool`` is empty.
 UNKNOWN: Final = "unknown"

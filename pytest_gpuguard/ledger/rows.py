@@ -12,11 +12,17 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from .errors import LedgerError
-from .flips import COUNTING
+from .suspects import COUNTING
 from .record import Record, Run
+
+#: Of the tables that this version reads and writes.
+VERSION: Final = 2
+
+#: Names in one IN list: older SQLite takes 999.
+CHUNK: Final = 500
 
 #: Of a run's id, in characters: the index of PostgreSQL takes no long ones.
 LONGEST_ID = 200
@@ -27,6 +33,12 @@ def clean(text: str) -> str:
     if text.isascii():
         return text.replace("\0", "\ufffd") if "\0" in text else text
     return "".join("\ufffd" if char == "\0" or "\ud800" <= char <= "\udfff" else char for char in text)
+
+
+def chunks(names: Iterable[str]) -> Iterable[list[str]]:
+    """``names`` once each, sorted, in lists that a database takes."""
+    ordered = sorted(set(names))
+    return (ordered[first : first + CHUNK] for first in range(0, len(ordered), CHUNK))
 
 
 def digest(*parts: str) -> str:

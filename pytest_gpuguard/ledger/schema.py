@@ -20,7 +20,7 @@ from sqlalchemy import (
     false,
 )
 
-VERSION: Final = 2
+from .rows import VERSION as VERSION
 
 metadata: Final = MetaData()
 

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ..claims.verdict import Verdict
+from ..claims.judgement import Verdict
 from .changes import UNKNOWN, Change, Components, Unknown, changes, shown, value_of
 from .record import Record
 

@@ -7,23 +7,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import Connection, Table, select, text, update
 
 from . import rows, schema
 from .errors import LedgerError
 from .record import Record, Run
-
-#: Names in one IN list: older SQLite takes 999.
-CHUNK: Final = 500
-
-
-def chunks(names: Iterable[str]) -> Iterable[list[str]]:
-    """``names`` once each, sorted, in lists that a database takes."""
-    ordered = sorted(set(names))
-    return (ordered[first : first + CHUNK] for first in range(0, len(ordered), CHUNK))
-
+from .rows import chunks
 
 def lock(connection: Connection, number: int) -> None:
     """Until the transaction ends, keeps others out that ask for the same number. SQLite has one writer anyway."""

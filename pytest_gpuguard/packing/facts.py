@@ -31,7 +31,7 @@ TESTS: Final = "tests.json"
 PLAIN_TEST_SECONDS: Final = 0.5
 
 _LEASES: Final = frozenset({"gpus", "gpuguard_gpus"})
-_BOOTS: Final = frozenset({"sglang_server", "gpuguard_sglang_server"})
+_BOOTS: Final = frozenset({"sglang_server", "gpuguard_sglang_server", "command_server", "gpuguard_command_server"})
 
 
 def leases(item: pytest.Item) -> bool:

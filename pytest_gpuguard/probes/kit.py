@@ -309,10 +309,11 @@ def _wait(running: list[_Process], limit_s: float) -> list[Rank]:
 
 def _again() -> list[str]:
     """The arguments that make python run this script once more."""
-    launcher = _order.get("launcher")
-    if launcher is not None:
-        return ["-c", launcher]
-    return [os.path.abspath(sys.argv[0])]
+    if not _order.get("launched"):
+        return [os.path.abspath(sys.argv[0])]
+    with open("/proc/self/cmdline", "rb") as file:
+        words = file.read().decode().split("\0")
+    return words[words.index("-c") : words.index("-c") + 2]
 
 
 def _end(**how: Any) -> None:

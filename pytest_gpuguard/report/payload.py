@@ -93,6 +93,7 @@ def payload(
         "samples": {name: list(one.samples) for name, one in last.series.items()} if last else {},
         "rates": _rates(judgements, last),
         "answers": _answers(last),
+        "found": dict(last.found) if last is not None else {},
         "peak_gib": round(last.peak.gib, 3) if last is not None and last.peak is not None else None,
         "peak_phases": (
             {name: round(gib, 3) for name, gib in last.peak.phases}
