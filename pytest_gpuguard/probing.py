@@ -99,7 +99,9 @@ def probe(evaluation: Evaluation, asked: Asked, on_wait: Callable[[str], None] |
     """
     try:
         ended = _ask(evaluation, asked, on_wait)
-    except (StackAbsent, StackError) as error:
+    except StackAbsent as error:
+        raise ProbeAbsent(error.kind, str(error)) from None
+    except StackError as error:
         ended = _Ended(_without(asked, "infra.boot", str(error)))
     except (LeaseFailed, HostFault) as error:
         ended = _Ended(_without(asked, error.outcome, str(error)))
