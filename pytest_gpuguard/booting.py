@@ -37,6 +37,7 @@ from .situation import ModelOf, Situation
 if TYPE_CHECKING:
     from .engines.boot import Progress
     from .facts.stackref import StackRef
+    from .same_gpus import Place
 
 
 class Booting(Situation):
@@ -48,6 +49,8 @@ class Booting(Situation):
         self.live: list[LiveBoot] = []
         #: What ``portable=True`` exchanged, as "old -> new".
         self.translated: tuple[str, ...] = ()
+        #: The GPUs that it had on another stack of this run, where there are several.
+        self.place: Place | None = None
         #: Where the files that the claim names are looked for first.
         self.folder: Path | None = None
         self._observed: list[Observation] = []
@@ -121,16 +124,13 @@ class Booting(Situation):
             return _without_boot(engine, outcome, note=str(error))
         if isinstance(prepared, Observation):
             return prepared
-        choice = GpuChoice(())
-        if prepared.gpus:
-            choice = select_gpus(self.claim.needs, prepared.gpus, self.session.rig, arch_of).choice
-            choice = among(choice, prepared.gpus)
+        choice = self.gpus_for(prepared.gpus, among)
         live = None if fresh else self.session.pool.find(prepared, choice.uuids)
         if live is not None:
-            return live
+            return self.placed(live)
         on_progress, on_wait = self._telling
         try:
-            return self.session.pool.boot(
+            live = self.session.pool.boot(
                 prepared,
                 engine,
                 self.test,
@@ -150,6 +150,22 @@ class Booting(Situation):
             return _without_boot(engine, "infra.boot", note=note)
         except (OSError, CommandNotStarted) as error:
             return _without_boot(engine, "infra.boot", note=f"the server could not be started: {error}")
+        return self.placed(live)
+
+    def gpus_for(
+        self, count: int, among: Callable[[GpuChoice, int], GpuChoice] = lambda choice, count: choice
+    ) -> GpuChoice:
+        """The GPUs that a boot may take, those of the claim's other stacks first; ``among`` narrows them."""
+        if not count:
+            return GpuChoice(())
+        choice = among(select_gpus(self.claim.needs, count, self.session.rig, arch_of).choice, count)
+        return choice if self.place is None else self.place.preferring(choice, count)
+
+    def placed(self, live: LiveBoot) -> LiveBoot:
+        """A boot, once it is noted where it ran."""
+        if self.place is not None:
+            self.place.took(live.observation.gpus)
+        return live
 
     # --------------------------------------------------------------------------------------- the servers of comparisons
 

@@ -5,6 +5,7 @@ Exit status: 0 done, 1 the answer is "no" (the host is broken, a claim does not 
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import sys
@@ -14,14 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from . import __version__
-from .cli_bisect import bisect
-from .cli_fetch import fetch
-from .cli_history import diff, history, matrix, report
-from .cli_ledger import ledger
-from .cli_predict import predict
-from .cli_rebaseline import rebaseline
-from .cli_reference import reference
-from .cli_who import who
 from .facts.choice import RIG_FORMS, SIMULATED, RigChoice, parse_rig, parse_stack
 from .names import is_container
 
@@ -30,17 +23,41 @@ if TYPE_CHECKING:
     from .facts.stack import Stack
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+#: Commands of other modules, which are imported when one of theirs is asked for.
+_ELSEWHERE: Final = {
+    "bisect": "cli_bisect",
+    "diff": "cli_history",
+    "fetch": "cli_fetch",
+    "history": "cli_history",
+    "ledger": "cli_ledger",
+    "matrix": "cli_history",
+    "predict": "cli_predict",
+    "preflight": "cli_preflight",
+    "rebaseline": "cli_rebaseline",
+    "reference": "cli_reference",
+    "report": "cli_history",
+    "who": "cli_who",
+}
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *_ELSEWHERE})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _ELSEWHERE:
+            return super().get_command(ctx, cmd_name)
+        found = getattr(importlib.import_module(f".{_ELSEWHERE[cmd_name]}", __package__), cmd_name)
+        return found if isinstance(found, click.Command) else None
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="%(version)s")
 def main() -> None:
     """Claims about LLM-serving hardware, run for real and judged by reason."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without "×" is no reason to fail
-
-
-for command in (bisect, diff, fetch, history, ledger, matrix, predict, rebaseline, reference, report, who):
-    main.add_command(command)
 
 
 def _rig(context: click.Context, parameter: click.Parameter, text: str) -> RigChoice:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .ledger.answers import Answers
     from .ledger.flips import Flip
     from .ledger.record import Record, Run
-    
+
 _KIND = click.option(
     "--kind",
     type=click.Choice(["verified", "rehearsed", "replayed"]),
@@ -92,7 +92,7 @@ class Comparison:
 
     def called(self, said: str) -> str:
         """What is said of the run, as a rehearsal where it is one."""
-        from .report.payload import labelled
+        from .names import labelled
         from .report.words import label_of
 
         return f"run {self.run.id}: {labelled(label_of(self.run.kind), said)}"
@@ -131,12 +131,10 @@ def diff(run: str, against: str | None, url: str | None, as_json: bool) -> None:
             say(json.dumps({**kept, "against": against}))
     if not as_json:
         width = shutil.get_terminal_size().columns
-        for line in lines(found.flips, width) or [printable(found.called("nothing flipped"))]:
-            say(line)
+        shown = lines(found.flips, width) or [printable(found.called("nothing flipped"))]
         if found.others:
-            say("\nbetween the stacks of this run:")
-            for line in lines(found.others, width):
-                say(line)
+            shown = [*shown, "", "between the stacks of this run:", *lines(found.others, width)]
+        say("\n".join(shown))
     if found.flips or found.differences:
         raise SystemExit(1)
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 from .claims import arguments
 from .claims.answers import Answers, Check
 from .claims.errors import ClaimError
-from .claims.gpuset import GpuChoice
 from .claims.markers import LEASED
 from .claims.needs import Unmet, select_gpus
 from .claims.observation import Observation
@@ -155,9 +154,7 @@ def boot(
     )
     engine = Command(order.ready, order.port, read_signature_files(session.config.signatures))
     try:
-        choice = GpuChoice(())
-        if count:
-            choice = select_gpus(claim.needs, count, session.rig, arch_of).choice
+        choice = evaluation.gpus_for(count)
         live = session.pool.boot(
             spec,
             engine,
@@ -175,6 +172,7 @@ def boot(
     except (OSError, CommandNotStarted) as error:
         return _without_boot("infra.boot", f"the command could not be started: {error}")
     live.touched = True
+    evaluation.placed(live)
     if live.observation.ready:
         live.observation = replace(live.observation, answers=_answers(order.ready))
     return live

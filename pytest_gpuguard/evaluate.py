@@ -15,13 +15,11 @@ from .booting import Booting, carried
 from .boots import LiveBoot
 from .claims.claim import Claim
 from .claims.expect import MaxMem, Rated
-from .claims.needs import select_gpus
 from .claims.observation import NO_SERVER, Observation
 from .claims.outcome import READY
 from .claims.rehearsal import as_rehearsed
 from .claims.verdict import Body, Judgement, judge_claim
 from .engines.command import COMMAND
-from .facts.gpu import arch_of
 from .reserve import if_alone
 from .session import Session
 from .situation import ModelOf
@@ -48,6 +46,8 @@ class Evaluation(Booting):
         super().__init__(session, claim, test, ref, model_of)
         #: It is evaluated once more: what this run has answered already does not count.
         self.anew = False
+        #: What its probes were given: some of it may be secret.
+        self.asked_env: list[dict[str, str]] = []
         #: We stop its servers ourselves, while its code still runs: how they end says nothing.
         self.given_up = False
         self._bare: tuple[Sampler, tuple[str, ...], float] | None = None
@@ -58,8 +58,10 @@ class Evaluation(Booting):
     def leased(self) -> Iterator[tuple[str, ...]]:
         """GPUs for a test that boots nothing, clean before and after; their peak is sampled. Raises LeaseFailed."""
         count = self.claim.gpus
-        choice = select_gpus(self.claim.needs, count, self.session.rig, arch_of).choice
+        choice = self.gpus_for(count)
         with self.session.reservations.gpus(choice, count, self.claim.needs.exclusive, self.test) as uuids:
+            if self.place is not None:
+                self.place.took(uuids)
             limited = any(isinstance(one, MaxMem) and one.of == "peak" for one in self.claim.expectations)
             sampler = self.session.sampler(uuids, own_processes) if limited else None
             self._bare = (sampler, uuids, time.monotonic()) if sampler is not None else None

@@ -52,3 +52,8 @@ CONTAINER_ENGINES: Final = ("docker", "podman")
 def is_container(reference: str) -> bool:
     """Whether this names an image: ``docker:IMAGE`` or ``podman:IMAGE``."""
     return reference.startswith(tuple(f"{engine}:" for engine in CONTAINER_ENGINES))
+
+
+def labelled(label: str | None, text: str) -> str:
+    """``REHEARSED HOLDS``: what is said of a verdict on a rig that is not real."""
+    return f"{label} {text}" if label else text

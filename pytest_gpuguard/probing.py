@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 MOST_PRINTED: Final = 16 * 1024 * 1024
 #: What is kept of an answer in reports and the ledger, in characters of JSON.
 MOST_ANSWERED: Final = 64 * 1024
+#: Variables that say which GPUs are leased, and ours.
+LEASES: Final = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", ORDER})
 _POLL_S: Final = 0.02
 _LEAVE_S: Final = 5.0
 _TAIL_LINES: Final = 40
@@ -97,6 +99,7 @@ def probe(evaluation: Evaluation, asked: Asked, on_wait: Callable[[str], None] |
 
     Raises ProbeFailed, ProbeAbsent, ProbeError. The observation is recorded in every case but that of ProbeAbsent.
     """
+    evaluation.asked_env += [dict(asked.env), dict(asked.contrast)]
     try:
         ended = _ask(evaluation, asked, on_wait)
     except StackAbsent as error:
@@ -473,4 +476,6 @@ def _variables(what: str, given: Mapping[str, str] | None) -> tuple[tuple[str, s
     for name, value in (given or {}).items():
         if not isinstance(name, str) or not isinstance(value, str) or not name or "=" in name:
             raise TypeError(f"probe: {what} has {name!r}: {value!r}, and variables are texts")
+        if name in LEASES:
+            raise TypeError(f"probe: {what} sets {name}, which belongs to the lease")
     return tuple(sorted((given or {}).items()))

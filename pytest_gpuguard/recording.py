@@ -51,6 +51,8 @@ def recorded(
         confirmed=confirmed,
         line=None if item.location[1] is None else item.location[1] + 1,
     )
+    if evaluation.place is not None:
+        data["warnings"] += evaluation.place.told
     clean: dict[str, Any] = secrets_of(evaluation).clean(data)
     return clean
 
@@ -60,7 +62,7 @@ def secrets_of(evaluation: Evaluation) -> Secrets:
     serves, specs = evaluation.claim.serves, [live.spec for live in evaluation.live]
     declared = [(serves.env, serves.flags)] if serves is not None else []
     started = [(dict(spec.env), spec.flags) for spec in specs]
-    both = [*declared, *started]
+    both = [*declared, *started, *((env, ()) for env in evaluation.asked_env)]
     return Secrets([env for env, _ in both], [flags for _, flags in both])
 
 

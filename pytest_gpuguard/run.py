@@ -30,6 +30,7 @@ from .packing.scheduler import assigned
 from .recording import properties, recorded, secrets_of, shown
 from .report.payload import REPORT_KEY, labelled, spoken
 from .report.progress import ProgressLine
+from .same_gpus import SameGpus
 from .session import Session
 from .stacks import chosen, plain_nodeid
 from .terms import SKIP_BODY, XFAIL, body_of, drop_xfail, finish, skip, unjudged
@@ -66,6 +67,7 @@ class Runner:
         self._share = share
         self.progress = ProgressLine(config)
         self.memory = Memory(self)
+        self._same_gpus = SameGpus(share)
         self.confirmation = Confirmation(
             settings.confirm, settings.kind, [name for name, _ in settings.stacks], self._before
         )
@@ -109,6 +111,9 @@ class Runner:
                 lambda model: item.ihook.pytest_gpuguard_model(item=item, model=model),
             )
             item.stash[EVALUATION].folder = item.path.parent
+            stack = chosen(item)
+            if stack is not None:
+                item.stash[EVALUATION].place = self._same_gpus.of(plain_nodeid(item), stack, self.session.named_gpus)
             item.stash[EVALUATION].baselines = self.memory.baselines(item)
         return item.stash[EVALUATION]
 

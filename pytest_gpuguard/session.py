@@ -237,6 +237,11 @@ class Session(RunStacks):
 
         return tuple(dict.fromkeys(slug_of(self.rig.gpu(uuid).name) for uuid in uuids))
 
+    def named_gpus(self, uuids: Sequence[str]) -> str:
+        """GPUs as a person tells them apart: ``GPU 0, 1 (h200)``."""
+        numbers = ", ".join(str(self.rig.gpu(uuid).index) for uuid in uuids)
+        return f"GPU {numbers} ({', '.join(self.cards(uuids))})"
+
     @property
     def reservations(self) -> Reservations:
         """Takes what boots need of this host."""

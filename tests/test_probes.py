@@ -318,6 +318,23 @@ def test_an_answer_is_kept_with_the_verdict_and_a_long_one_is_cut(claims: Run, p
     assert second == {"said": "all is big", "cut": True}
 
 
+def test_a_secret_that_a_probe_was_given_is_not_told(claims: Run, probed: Any) -> None:
+    source = """
+        KEY = "planted-" + "key-1234"
+
+        @works
+        def test_it(probe):
+            assert probe("./look.py", env={"MY_API_KEY": KEY}, args={"how": "key"}).data["how"] == ""
+        """
+    Path("look.py").write_text(SCRIPT.replace('f"all is {how}"', "os.environ['MY_API_KEY']"))
+    claims(source, "--gpuguard-ledger=l.sqlite", "--junitxml=j.xml").assert_outcomes(failed=1)
+    with open_ledger("l.sqlite") as store:
+        (record,) = store.history("test_claims.py::test_it", evidence=True)
+    assert "answered in" in record.evidence["fact"]
+    assert "planted-key-1234" not in str(record)
+    assert "planted-key-1234" not in Path("j.xml").read_text()
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
@@ -328,6 +345,7 @@ def test_an_answer_is_kept_with_the_verdict_and_a_long_one_is_cut(claims: Run, p
         ('probe("./look.py", gpus=1)', "*add @needs_gpus(n)*"),
         ('probe("./look.py", gpus="some")', "*write a number*"),
         ('probe("./look.py", env={"A": 1})', "*variables are texts*"),
+        ('probe("./look.py", env={"CUDA_VISIBLE_DEVICES": "0"})', "*belongs to the lease*"),
         ('probe("./look.py", wrong=1)', "*wrong*"),
     ],
 )

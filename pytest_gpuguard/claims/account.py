@@ -5,10 +5,11 @@ Sizes are GiB, whatever the engine calls them. It decides nothing, and leaves ou
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from unicodedata import category
 
-from .observation import MemoryTable, Observation
+if TYPE_CHECKING:
+    from .observation import MemoryTable, Observation
 
 #: A failed claim is told in twelve lines: its verdict, and these.
 LINES: Final = 11

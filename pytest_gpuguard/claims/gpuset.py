@@ -6,7 +6,7 @@ Pure: it never asks a device, and never returns GPUs that may not be together.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import comb, inf
 from typing import Any, Final
@@ -31,13 +31,15 @@ class GpuChoice:
 
     ``apart``: pairs (a < b) that may not be in one set (``link=`` is not met). ``distance``: (a < b) → an integer
     ≥ 0, smaller is better connected; a pair that is missing is ``FAR``. ``last``: GPUs to take only where no others
-    do as well (their links are down). Raises ValueError when a GPU is named twice.
+    do as well (their links are down). ``kept``: the set to take whenever all of it is free, whatever another one would
+    be worth, because results are compared with those of these GPUs. Raises ValueError when a GPU is named twice.
     """
 
     uuids: tuple[str, ...]
     apart: frozenset[Pair] = frozenset()
     distance: Mapping[Pair, int] = field(default_factory=dict, hash=False)
     last: frozenset[str] = frozenset()
+    kept: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if len(set(self.uuids)) < len(self.uuids):
@@ -49,7 +51,8 @@ class GpuChoice:
         Best is the smallest total distance inside the set; of equals, the one that leaves the other free GPUs best
         connected: the most of the nearest pairs, then of the next nearer ones (a GPU whose partner is busy goes before
         one of a pair); of equals, the first in the order of ``uuids``. Distances count as alike for this within a
-        power of two. The order of ``free`` makes no difference, and names outside ``uuids`` are ignored.
+        power of two. The order of ``free`` makes no difference, and names outside ``uuids`` are ignored. ``kept``, where
+        it is such a set, is before all others.
         """
         wanted = set(free)
         names = [uuid for uuid in self.uuids if uuid in wanted]
@@ -57,6 +60,8 @@ class GpuChoice:
             return ()
         if len(names) < n:
             return None
+        if n == len(self.kept) and self.kept.issubset(names) and self._together(self.kept):
+            return tuple(uuid for uuid in names if uuid in self.kept)
         if not (self.apart or self.distance or self.last):
             return tuple(names[:n])  # all sets are alike
         best = _Graph(self, names).best(n)
@@ -76,6 +81,11 @@ class GpuChoice:
         first = [uuid for uuid in dict.fromkeys(uuids) if uuid in self.uuids]
         return self._of(dict.fromkeys([*first, *self.uuids]))
 
+    def keeping(self, uuids: Collection[str]) -> GpuChoice:
+        """The same, with the set to take whenever it is free; one that is no set of candidates is ignored."""
+        kept = frozenset(uuids)
+        return replace(self, kept=kept if kept.issubset(self.uuids) else frozenset())
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form, read back by ``from_dict``: pairs are positions in ``uuids``, then the distance."""
         place = {uuid: i for i, uuid in enumerate(self.uuids)}
@@ -85,6 +95,7 @@ class GpuChoice:
             "apart": sorted(sorted((place[a], place[b])) for a, b in known.apart),
             "distance": sorted([*sorted((place[a], place[b])), far] for (a, b), far in known.distance.items()),
             "last": sorted(place[uuid] for uuid in known.last),
+            "kept": sorted(place[uuid] for uuid in known.kept),
         }
 
     @staticmethod
@@ -110,7 +121,8 @@ class GpuChoice:
             if not all(type(far) is int and far >= 0 for far in distance.values()):
                 raise ValueError("a distance is no count")
             apart = frozenset(joined(i, j) for i, j in data.get("apart", ()))
-            return GpuChoice(uuids, apart, distance, frozenset(at(i) for i in data.get("last", ())))
+            last, kept = (frozenset(at(i) for i in data.get(name, ())) for name in ("last", "kept"))
+            return GpuChoice(uuids, apart, distance, last, kept)
         except (TypeError, KeyError, AttributeError, ValueError) as error:
             raise ValueError(f"no choice of GPUs: {error}") from error
 
@@ -122,7 +134,11 @@ class GpuChoice:
             frozenset(one for one in self.apart if kept.issuperset(one)),
             {one: far for one, far in self.distance.items() if kept.issuperset(one)},
             self.last & kept,
+            self.kept if kept.issuperset(self.kept) else frozenset(),
         )
+
+    def _together(self, uuids: Iterable[str]) -> bool:
+        return self.apart.isdisjoint(pair(a, b) for a, b in combinations(sorted(uuids), 2))
 
 
 class _Graph:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from .account import details, differences, short, with_differences
-from .observation import PROBE, Observation
 from .outcome import STARTING
+
+if TYPE_CHECKING:
+    from .observation import Observation
 
 __all__ = [
     "NOT_RUN",
@@ -90,6 +92,8 @@ def worst(judgements: Sequence[Judgement]) -> Judgement:
 
 def ready(observation: Observation) -> str:
     """``ready in 42 s``; of a probe, ``answered in 2 s: 8 GPUs``."""
+    from .observation import PROBE  # what only names verdicts does without observations
+
     if observation.engine == PROBE:
         said = f": {short(observation.note)}" if observation.note else ""
         return f"answered in {observation.elapsed_s or 0.0:.0f} s{said}"

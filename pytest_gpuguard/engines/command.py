@@ -10,12 +10,15 @@ import os
 import re
 import socket
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from ..claims.layout import flag_value
 from ..claims.observation import LogReading
+from ..diagnose.blocks import HEADER
 from .base import BootSpec, ServerFacts
 from .log import LogReader
 
@@ -34,6 +37,8 @@ PORT: Final = "{port}"
 #: One that is not up yet is asked so often, and may take so long to be connected to, in seconds.
 _AGAIN_S: Final = 0.1
 _CONNECT_S: Final = 2.0
+#: The end of a log in which its last traceback is looked for.
+_LAST_LINES: Final = 400
 #: So much of a line is searched for the words of readiness.
 _LINE_CHARS: Final = 4000
 
@@ -51,19 +56,65 @@ class Readiness:
 
 
 class CommandReader(LogReader):
-    """Reads the log of a command: ready by HTTP (asked from the start), or by a line."""
+    """Reads the log of a command: ready by HTTP (asked from the start), or by a line.
+
+    What a server prints while it serves it has mostly survived; a traceback that its log ends with, it has not.
+    """
 
     def __init__(self, ready: Readiness, majors: Sequence[int] = (), extra: tuple[SignatureFile, ...] = ()) -> None:
         super().__init__(COMMAND, None, majors, extra)
         self._line = ready.line
         self._said = ready.line is None
+        self._up = False
+        self._last: deque[Line] = deque(maxlen=_LAST_LINES)
+        self._died: LogReading | None = None
+        self._another = partial(LogReader, COMMAND, None, majors, extra)
+
+    def become_ready(self) -> None:
+        """It was asked, and it is ready."""
+        super().become_ready()
+        self._up = True
 
     def reading(self) -> LogReading:
         """What the output says so far; ``ready_line`` is by this command's own words."""
-        return replace(super().reading(), ready_line=self._said)
+        return replace(self._died or super().reading(), ready_line=self._said)
+
+    def closed(self) -> LogReading:
+        """The output has ended; one that was up has died of the traceback that is its last word."""
+        reading = super().closed()
+        if self._up and self._died is None and not reading.fatal:
+            self._died = self._last_words(reading)
+        return self.reading()
+
+    def _last_words(self, reading: LogReading) -> LogReading | None:
+        lines = [one for one in self._last if one.text.strip()]
+        begin = max((at for at, one in enumerate(lines) if one.text.startswith(HEADER)), default=None)
+        if begin is None:
+            return None
+        after = [one for one in lines[begin + 1 :] if not one.text[:1].isspace()]
+        if len(after) != 1 or after[0] is not lines[-1]:  # something was printed after it
+            return None
+        fresh = self._another()
+        fresh.feed("".join(f"{one.text}\n" for one in lines[begin:]).encode(errors="replace"))
+        found = fresh.closed()
+        full = found.outcome.startswith("oom.") or (found.signature or "").startswith("gpu.out_of_memory")
+        return replace(
+            reading,
+            outcome="oom.runtime" if full and found.outcome != "oom.host" else found.outcome,
+            phase="serving",
+            decisive=replace(found.decisive, line=after[0].number) if found.decisive is not None else None,
+            signature=found.signature,
+            why=found.why,
+            cure=found.cure,
+            fatal=True,
+            weak=True,
+        )
 
     def _keep(self, line: Line) -> None:
         super()._keep(line)
+        if not line.final:
+            return
+        self._last.append(line)
         if not self._said and self._line is not None:
             self._said = self._line.search(line.text[:_LINE_CHARS]) is not None
 

@@ -21,6 +21,7 @@ from typing import Any, Final
 from . import stack_cache
 from .choice import SIMULATED
 from .model import model_facts
+from .named import NAMED_PACKAGES
 from .stack_cache import cache_dir
 from .stack_probe import canonical, redact_text
 
@@ -28,19 +29,6 @@ __all__ = ["DEADLINE_S", "NAMED_PACKAGES", "Stack", "StackError", "cache_dir", "
 
 DEADLINE_S: Final = 60.0
 _SCRIPT: Final = Path(__file__).with_name("stack_probe.py")
-#: The packages that a fingerprint names first: label → distributions, the first that is installed counts.
-NAMED_PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
-    "sglang": ("sglang",),
-    "vllm": ("vllm",),
-    "sgl_kernel": ("sglang-kernel", "sgl-kernel"),  # renamed on the way
-    "flashinfer_python": ("flashinfer-python",),
-    "flashinfer_cubin": ("flashinfer-cubin",),
-    "flashinfer_jit_cache": ("flashinfer-jit-cache",),
-    "triton": ("triton",),
-    "nccl": ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11"),
-    "cudnn": ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu11"),
-    "transformers": ("transformers",),
-}
 
 
 class StackError(Exception):

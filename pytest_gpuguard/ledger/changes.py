@@ -16,7 +16,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 from ..claims.account import printable
-from ..facts.stack import NAMED_PACKAGES
+from ..facts.named import NAMED_PACKAGES
 
 if TYPE_CHECKING:
     from ..facts.gpu import Rig

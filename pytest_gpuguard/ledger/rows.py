@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from .errors import LedgerError
-from .suspects import COUNTING
 from .record import Record, Run
+from .suspects import COUNTING
 
 #: Of the tables that this version reads and writes.
 VERSION: Final = 2

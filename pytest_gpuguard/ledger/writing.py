@@ -16,6 +16,7 @@ from .errors import LedgerError
 from .record import Record, Run
 from .rows import chunks
 
+
 def lock(connection: Connection, number: int) -> None:
     """Until the transaction ends, keeps others out that ask for the same number. SQLite has one writer anyway."""
     if connection.dialect.name == "postgresql":

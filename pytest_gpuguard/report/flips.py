@@ -12,7 +12,7 @@ from typing import Final
 
 from ..ledger.flips import SORTS, Flip, Suspect
 from ..ledger.record import Record
-from .payload import labelled
+from ..names import labelled
 from .words import change_line, day, label_of, plain
 
 #: What each means to the reader.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ..claims.verdict import Verdict
-from .payload import labelled
+from ..names import labelled
 from .words import plain
 
 #: GitHub shows so many annotations of each kind and step.

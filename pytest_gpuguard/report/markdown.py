@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
-from ..claims.verdict import Verdict
+from ..claims.judgement import Verdict
 from ..ledger.record import Record
+from ..names import labelled
 from .flips import tally
-from .payload import labelled
 from .words import day, label_of, plain
 
 #: GitHub takes so many bytes of a step's summary, and rejects a longer one whole.

@@ -9,14 +9,10 @@ from ..claims.claim import Claim
 from ..claims.needs import Needs
 from ..claims.observation import Observation
 from ..claims.verdict import Judgement, Verdict, worst
+from ..names import labelled as labelled
 
 #: The attribute of a TestReport that carries the payload.
 REPORT_KEY: Final = "gpuguard"
-
-
-def labelled(label: str | None, text: str) -> str:
-    """``REHEARSED HOLDS``: what is said of a verdict on a rig that is not real."""
-    return f"{label} {text}" if label else text
 
 
 def spoken(data: Mapping[str, Any]) -> str:

@@ -1,0 +1,222 @@
+"""Whether the GPUs can reduce together: NCCL's init and a first all_reduce over 2, 4, 8… of them, then its latency.
+
+A hang must end at its limit with the stage that it was in, and no rank may outlive the script.
+"""
+
+from __future__ import annotations
+
+import datetime
+import faulthandler
+import inspect
+import os
+import time
+from typing import Any
+
+from pytest_gpuguard.probes import kit
+
+#: How long one rank may take for importing torch and making its CUDA context, in seconds.
+IMPORT_S = 90.0
+#: How long init, and how long the first all_reduce may take, in seconds.
+LIMIT_S = 30.0
+#: Elements of the first all_reduce: 4 MiB in float32, more than one chunk of every protocol.
+FIRST = 1 << 20
+#: Tokens of a decode batch, and the hidden size: what one all_reduce of a decode step carries in bfloat16.
+TOKENS = (1, 4, 16, 64)
+HIDDEN = 7168
+#: Calls that are timed together, and how often that is repeated.
+TOGETHER, REPEATS = 10, 15
+
+INIT = "NCCL init"
+FIRST_CALL = "first all_reduce"
+#: A torch that makes its communicators late does both in one call.
+BOTH = "NCCL init and first all_reduce"
+#: What faulthandler prints, from a thread that needs no interpreter lock.
+TIMED_OUT = "Timeout ("
+RAISED = "Traceback (most recent call last)"
+ABSENT = ("gpus", "tools", "package", "cuda")
+
+
+def run() -> None:
+    """Each number of GPUs once, the smallest first."""
+    backend = kit.args.get("backend", "nccl")
+    limit_s = float(kit.args.get("limit_s", LIMIT_S))
+    worlds = [int(one) for one in kit.args.get("worlds") or sizes(len(kit.gpus))]
+    if not worlds or (backend == "nccl" and max(worlds) > len(kit.gpus)):
+        kit.absent("gpus", f"an all_reduce needs two GPUs at least, and as many as ranks: {len(kit.gpus)} are leased")
+    what = "NCCL" if backend == "nccl" else backend
+    seconds: dict[str, float] = {}
+    latency: dict[str, dict[str, float]] = {}
+    for world in worlds:
+        kit.stage(f"all_reduce over {world} GPUs")
+        begun = time.monotonic()
+        group = kit.ranks("reduce", world, IMPORT_S + 3 * limit_s, env=surroundings())
+        check(group, world, limit_s, what, list(seconds))
+        first = group[0].data
+        seconds[str(world)] = round(time.monotonic() - begun, 1)
+        latency[str(world)] = first["latency_us"]
+        kit.answer(
+            backend=backend, version=first["version"], seconds=seconds, latency_us=latency, paths=paths(group[0].text)
+        )
+    kit.answer(said=said(what, first["version"], latency))
+
+
+def sizes(gpus: int) -> list[int]:
+    """2, 4, 8… and all: the groups that layouts make."""
+    doubles = [1 << power for power in range(1, gpus.bit_length())]
+    return sorted({*(one for one in doubles if one <= gpus), gpus} - {0, 1})
+
+
+def surroundings() -> dict[str, str]:
+    """NCCL says when its init was complete, over which paths it goes, and why it failed; the caller's words win."""
+    return {
+        "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "INFO"),
+        "NCCL_DEBUG_SUBSYS": os.environ.get("NCCL_DEBUG_SUBSYS", "INIT"),
+    }
+
+
+def check(group: list[kit.Rank], world: int, limit_s: float, what: str, fine: list[str]) -> None:
+    """Return when all ranks did it; else end the probe with what went wrong in the earliest stage."""
+    failed = [one for one in group if not one.ok]
+    if not failed:
+        return
+    said_so = next((one for one in failed if one.defect is not None), None)
+    if said_so is not None and said_so.defect is not None:
+        outcome, text = said_so.defect
+        if outcome in ABSENT:
+            kit.absent(outcome, text)
+        kit.defect(outcome, text)
+    for one in failed:
+        print(f"rank {one.rank} of {world}, in {one.stage!r}:\n{one.text}", flush=True)
+    late = [one for one in failed if one.hung or TIMED_OUT in one.text]
+    if late and not any(one.signal or RAISED in one.text for one in failed if one not in late):
+        before = f"; {' and '.join(fine)} GPUs could" if fine else ""
+        kit.defect("hang.timeout", hang(late, world, limit_s, what) + before)
+    first = next((one for one in failed if one not in late), failed[0])
+    raise RuntimeError(f"all_reduce over {world} GPUs: rank {first.rank} failed in {first.stage!r}: {first.told}")
+
+
+def hang(late: list[kit.Rank], world: int, limit_s: float, what: str) -> str:
+    """Which of the two it was that did not return: NCCL's init, or the first all_reduce after it."""
+    stages = {stage_of(one) for one in late}
+    if INIT in stages:
+        return f"{what}'s init over {world} GPUs did not return within {limit_s:g} s"
+    if BOTH in stages:
+        return f"{what}'s init, or the first all_reduce, over {world} GPUs did not return within {limit_s:g} s"
+    if FIRST_CALL in stages:
+        return (
+            f"{what}'s init over {world} GPUs was complete, but the first all_reduce did not return within "
+            f"{limit_s:g} s: P2P between these GPUs may be broken"
+        )
+    if "latency" in stages:
+        return f"the first all_reduce over {world} GPUs was right, but a later one did not return"
+    return f"a rank of {world} did not return in {late[0].stage!r}"
+
+
+def stage_of(one: kit.Rank) -> str:
+    """The stage that a rank was in; NCCL's own word decides where torch does both in one call."""
+    return FIRST_CALL if one.stage == BOTH and "Init COMPLETE" in one.text else one.stage
+
+
+def paths(text: str) -> list[str]:
+    """How NCCL moves the data, by its own log: ``["P2P/CUMEM", "SHM/direct/direct"]``."""
+    found = (line.rpartition(" via ")[2].split() for line in text.splitlines() if "Channel" in line and " via " in line)
+    return sorted({words[0] for words in found if words})[:8]
+
+
+def said(what: str, version: str, latency: dict[str, dict[str, float]]) -> str:
+    """One line for the report."""
+    name = f"{what} {version}".strip()
+    world, timed = list(latency.items())[-1]
+    times = ", ".join(f"{int(size) / 1024:g} KiB in {micros:.0f} µs" for size, micros in ends(timed))
+    return f"{name}: right over {', '.join(latency)} GPUs; {times} over {world}"
+
+
+def ends(timed: dict[str, float]) -> list[tuple[str, float]]:
+    """The smallest and the largest size."""
+    return list(timed.items())[:: max(1, len(timed) - 1)]
+
+
+# -------------------------------------------------------------------------------------------------- one rank of them
+
+
+def reduce(rank: int, world: int) -> None:
+    """Init, a first all_reduce whose sums are checked, and the latency at the sizes of a decode step."""
+    backend = kit.args.get("backend", "nccl")
+    limit_s = float(kit.args.get("limit_s", LIMIT_S))
+    begin("import torch", IMPORT_S)
+    torch = torch_of_the_stack()
+    dist = torch.distributed
+    if not dist.is_available() or not getattr(dist, f"is_{backend}_available")():
+        kit.absent("cuda", f"this stack's torch {torch.__version__} has no {backend}")
+    begin("CUDA context", IMPORT_S)
+    device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.cuda.synchronize(device)
+    options: dict[str, Any] = {"backend": backend, "timeout": datetime.timedelta(seconds=limit_s + 30)}
+    early = "device_id" in inspect.signature(dist.init_process_group).parameters
+    if early and device.type == "cuda":
+        options["device_id"] = device  # else the communicator is made in the first call
+    begin(INIT, limit_s)
+    dist.init_process_group(**options)
+    begin(FIRST_CALL if early else BOTH, limit_s)
+    check_sums(torch, device, rank, world)
+    begin("latency", limit_s)
+    latency = {}
+    for tokens in TOKENS:
+        data = torch.zeros(tokens * HIDDEN, dtype=torch.bfloat16, device=device)
+        latency[str(tokens * HIDDEN * 2)] = round(timed(torch, device, data), 1)
+    faulthandler.cancel_dump_traceback_later()
+    kit.answer(version=nccl_version(torch) if backend == "nccl" else "", latency_us=latency)
+
+
+def begin(stage: str, limit_s: float) -> None:
+    """A stage with an end of its own: at its limit the process prints where it is and is gone."""
+    kit.stage(stage)
+    faulthandler.dump_traceback_later(limit_s, exit=True)
+
+
+def torch_of_the_stack() -> Any:
+    """The stack's torch; a stack without one is no defect of its collectives."""
+    try:
+        import torch
+        import torch.distributed
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        kit.absent("package", "this stack has no torch")
+    return torch
+
+
+def check_sums(torch: Any, device: Any, rank: int, world: int) -> None:
+    """All ranks add numbers that differ by place and rank, and small enough to be exact."""
+    places = torch.arange(FIRST, dtype=torch.float32, device=device) % 251
+    data = places * (rank + 1)
+    torch.distributed.all_reduce(data)
+    expected = places * (world * (world + 1) // 2)
+    wrong = int((data != expected).sum())  # waits for the GPU
+    if wrong:
+        kit.defect("numerics", f"an all_reduce over {world} GPUs gave {wrong} wrong sums of {FIRST}")
+
+
+def timed(torch: Any, device: Any, data: Any) -> float:
+    """Median over the repeats, in µs for one call of several at once: launches overlap as in a decode step."""
+    took = []
+    for _ in range(REPEATS + 2):  # two to warm up
+        begun = time.perf_counter()
+        for _ in range(TOGETHER):
+            torch.distributed.all_reduce(data)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        took.append((time.perf_counter() - begun) / TOGETHER * 1e6)
+    return sorted(took[2:])[REPEATS // 2]
+
+
+def nccl_version(torch: Any) -> str:
+    """NCCL's version as it says it itself: ``"2.28.9"``."""
+    found = torch.cuda.nccl.version()
+    return ".".join(map(str, found)) if isinstance(found, tuple) else str(found)
+
+
+if __name__ == "__main__":
+    kit.main(run)
