@@ -119,6 +119,9 @@ class _Table:
             self._width = min(60, max([len(title) for title in event["titles"]], default=0))
             for line in _cold(self.stacks) if event["gpus"] else ():
                 self._print(line)
+            for stack in self.stacks:
+                for line in stack["changed"]:
+                    self._print(f"stack {stack['name']}: changed since it was last looked at: {line}")
             self._print("")
         elif event["kind"] == "verdict":
             check = _check(event)

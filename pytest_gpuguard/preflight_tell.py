@@ -14,7 +14,11 @@ import pytest
 from .report.payload import REPORT_KEY
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .facts.stackref import StackRef
+    from .ledger.record import Record
+    from .run import Runner
 
 #: The variable with the number of the pipe.
 PIPE: Final = "GPUGUARD_PREFLIGHT_PIPE"
@@ -46,15 +50,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     runner = runner_of(session.config)
     refs: list[StackRef] = list(dict.fromkeys(runner.ref_of(item) for item in items))
-    stacks = []
+    stacks: list[dict[str, Any]] = []
+    changed = _changed(runner, items)
     for ref in refs:
         try:
             stack = runner.session.stack(ref)
         except (StackAbsent, StackError) as error:
-            stacks.append({"name": ref.name, "describe": str(error), "jit_caches": {}})
+            stacks.append({"name": ref.name, "describe": str(error), "jit_caches": {}, "changed": []})
             continue
         caches = {name: one["state"] for name, one in (stack.facts.get("jit_caches") or {}).items()}
-        stacks.append({"name": ref.name, "describe": stack.describe(), "jit_caches": caches})
+        told = {"name": ref.name, "describe": stack.describe(), "jit_caches": caches}
+        stacks.append({**told, "changed": changed.get(ref.name, [])})
     titles = [item.stash[CLAIM].about.title or item.nodeid for item in items]
     lines = facts_lines(runner.session, refs, locks=False)
     tell(
@@ -64,6 +70,28 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         stacks=stacks,
         gpus=any("rig: " in line and "no GPUs" not in line for line in lines),
     )
+
+
+def _changed(runner: Runner, items: Sequence[pytest.Item]) -> dict[str, list[str]]:
+    """What differs from when these checks were last decided, by stack, as ``nvidia-cublas 13.0.0.19 → 13.1.0.3``.
+
+    A change is no defect; it is what to suspect of one.
+    """
+    from .ledger.changes import CACHE, Change, changes, told
+
+    last: dict[tuple[str, str], Record] = {}
+    for (claim, _, _), records in runner.before().items():
+        for one in records:
+            if (claim, one.stack) not in last or one.when > last[claim, one.stack].when:
+                last[claim, one.stack] = one
+    found: dict[str, dict[str, Change]] = {}
+    for item in items:
+        evaluation = runner.evaluation(item)
+        record = last.get((evaluation.claim.about.id or item.nodeid, evaluation.ref.name))
+        for change in changes(record.components, runner.memory.components(item)) if record is not None else ():
+            if not change.component.startswith(CACHE) and change.component != "suite":
+                found.setdefault(evaluation.ref.name, {})[change.component] = change
+    return {name: told(list(several.values())) for name, several in found.items()}
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LABEL_KEY: Final = "gpuguard_label"
 #: Our fixtures: whoever takes one asks the rig or a stack. The short names stand on these, and may be somebody else's.
 _FIXTURES: Final = frozenset(
-    f"gpuguard_{name}" for name in ("command_server", "gpus", "rig", "server", "sglang_server", "stack")
+    f"gpuguard_{name}" for name in ("command_server", "gpus", "probe", "rig", "server", "sglang_server", "stack")
 )
 
 

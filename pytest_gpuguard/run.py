@@ -69,7 +69,7 @@ class Runner:
         self.memory = Memory(self)
         self._same_gpus = SameGpus(share)
         self.confirmation = Confirmation(
-            settings.confirm, settings.kind, [name for name, _ in settings.stacks], self._before
+            settings.confirm, settings.kind, [name for name, _ in settings.stacks], self.before
         )
 
     def rates(self, item: pytest.Item) -> Mapping[str, Baseline]:
@@ -80,7 +80,7 @@ class Runner:
         name = key_of(self.evaluation(item).claim.about.id or plain, plain)
         return read_rates(self._share, name) if self._share is not None else remembering_of(self.config).rates(name)
 
-    def _before(self) -> Index:
+    def before(self) -> Index:
         """What was verified before this run."""
         from .remembering import remembering_of
 

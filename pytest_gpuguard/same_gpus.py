@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -44,7 +45,8 @@ class SameGpus:
         if self.had(key) == _NONE:
             self._had[key] = (stack, tuple(uuids))
             if self._share is not None:
-                write_json(self._file(self._share, key), [stack, list(uuids)])
+                with suppress(OSError):  # the others then do without
+                    write_json(self._file(self._share, key), [stack, list(uuids)])
 
     @staticmethod
     def _file(share: Path, key: str) -> Path:
@@ -71,7 +73,7 @@ class Place:
         return choice.keeping(self._run.had(self._key(count))[1])
 
     def took(self, uuids: Sequence[str]) -> None:
-        """What it got. Raises OSError when that cannot be shared with the other workers."""
+        """What it got."""
         if not uuids:
             return
         key = self._key(len(uuids))

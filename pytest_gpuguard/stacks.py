@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 CHOICE: Final = "gpuguard_stack_choice"
 #: Fixtures by which a test that is no claim comes to a stack.
 _FIXTURES: Final = frozenset(
-    {"stack", "sglang_server", "command_server", "server"}
-    | {"gpuguard_stack", "gpuguard_sglang_server", "gpuguard_command_server", "gpuguard_server"}
+    {"stack", "sglang_server", "command_server", "server", "probe"}
+    | {"gpuguard_stack", "gpuguard_sglang_server", "gpuguard_command_server", "gpuguard_server", "gpuguard_probe"}
 )
 
 

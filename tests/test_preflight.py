@@ -209,3 +209,16 @@ def test_ctrl_c_ends_the_probe_too(suite: Path, fake_python: Path, monkeypatch: 
 
 def test_the_shipped_suite_is_found() -> None:
     assert sorted(one.name for one in cli_preflight.suite_folder().glob("test_*.py"))
+
+
+def test_what_changed_since_it_was_last_looked_at_is_told(
+    suite: Path, fake_python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = preflight(f"--stack=fake={fake_python}", "-k", "test_good")
+    assert first.exit_code == 0, first.output
+    assert "changed since" not in first.output
+    monkeypatch.setenv("NCCL_ALGO", "Tree")
+    again = preflight(f"--stack=fake={fake_python}", "-k", "test_good")
+    assert "stack fake: changed since it was last looked at: env NCCL_ALGO not there → Tree" in again.output
+    other = preflight(f"--stack=other={fake_python}", "-k", "test_good")
+    assert "changed since" not in other.output, "another stack of which nothing is known"

@@ -504,3 +504,20 @@ def test_a_tool_that_does_not_end_is_killed_and_its_output_is_bounded() -> None:
     assert kit.run_tool(["sh", "-c", "echo $X; exit 3"], 10.0, env={"X": "1"}) == (3, "1\n")
     with pytest.raises(FileNotFoundError):
         kit.run_tool(["no-such-tool"], 1.0)
+
+
+def test_a_verdict_is_kept_with_the_stack_that_it_was_true_on(claims: Run, probed: Any) -> None:
+    claims(one("answer"), "--gpuguard-ledger=l.sqlite").assert_outcomes(passed=1)
+    with open_ledger("l.sqlite") as store:
+        (record,) = store.history("test_claims.py::test_it")
+    assert record.components["sglang"] == "0.5.23"
+    assert "packages" in record.components
+
+
+def test_a_test_without_a_claim_asks_each_stack(claims: Run, probed: Any, fake_python: Path) -> None:
+    source = """
+        def test_it(probe):
+            assert probe("./look.py").data["how"] == "answer"
+        """
+    result = claims(source, f"--gpuguard-stack=other={fake_python}")
+    result.assert_outcomes(passed=2)

@@ -51,8 +51,8 @@ class GpuChoice:
         Best is the smallest total distance inside the set; of equals, the one that leaves the other free GPUs best
         connected: the most of the nearest pairs, then of the next nearer ones (a GPU whose partner is busy goes before
         one of a pair); of equals, the first in the order of ``uuids``. Distances count as alike for this within a
-        power of two. The order of ``free`` makes no difference, and names outside ``uuids`` are ignored. ``kept``, where
-        it is such a set, is before all others.
+        power of two. ``kept``, where it is such a set, is before all others. The order of ``free`` makes no difference,
+        and names outside ``uuids`` are ignored.
         """
         wanted = set(free)
         names = [uuid for uuid in self.uuids if uuid in wanted]

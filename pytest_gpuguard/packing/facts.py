@@ -38,7 +38,9 @@ def leases(item: pytest.Item) -> bool:
     """Whether a test takes GPUs or boots a server, as far as its marks and fixtures tell."""
     claim = item.stash.get(CLAIM, None)
     declared = claim is not None and claim.serves is not None
-    return declared or not (_LEASES | _BOOTS).isdisjoint(getattr(item, "fixturenames", ()))
+    names = getattr(item, "fixturenames", ())
+    probes = "gpuguard_probe" in names and claim is not None and claim.needs.any_gpu
+    return declared or probes or not (_LEASES | _BOOTS).isdisjoint(names)
 
 
 def is_known(item: pytest.Item) -> bool:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _WATCH: Final = pytest.StashKey[Stopwatch]()
 #: Fixtures by which a test's own code comes to a stack.
-_STACKS: Final = frozenset({"gpuguard_sglang_server", "gpuguard_command_server", "gpuguard_stack"})
+_STACKS: Final = frozenset({"gpuguard_sglang_server", "gpuguard_command_server", "gpuguard_probe", "gpuguard_stack"})
 
 
 class Memory:

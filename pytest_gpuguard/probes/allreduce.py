@@ -103,10 +103,7 @@ def hang(late: list[kit.Rank], world: int, limit_s: float, what: str) -> str:
     if BOTH in stages:
         return f"{what}'s init, or the first all_reduce, over {world} GPUs did not return within {limit_s:g} s"
     if FIRST_CALL in stages:
-        return (
-            f"{what}'s init over {world} GPUs was complete, but the first all_reduce did not return within "
-            f"{limit_s:g} s: P2P between these GPUs may be broken"
-        )
+        return f"{what}'s init over {world} GPUs was complete, but the first all_reduce did not return within {limit_s:g} s"
     if "latency" in stages:
         return f"the first all_reduce over {world} GPUs was right, but a later one did not return"
     return f"a rank of {world} did not return in {late[0].stage!r}"

@@ -18,6 +18,8 @@ EXPRESS, ACS = 0x10, 0x000D
 ROOT_PORT, DOWNSTREAM = 4, 6
 #: ACS control bits that send peer traffic up to the root: request redirect, completion redirect.
 REDIRECT = 0x04 | 0x08
+#: The vendor of a device that does not answer.
+ASLEEP = b"\xff\xff"
 WORDS = re.compile(r"\b(?:intel_iommu|amd_iommu|iommu|iommu\.\w+|pcie_acs_override|pci)=\S+")
 
 
@@ -58,7 +60,7 @@ def said(
     if not units:
         first = "no IOMMU"
     elif translated:
-        first = f"the IOMMU translates what {len(translated)} GPUs read and write (iommu=pt would let it pass)"
+        first = f"the IOMMU translates the traffic of GPUs ({len(translated)}; iommu=pt would let it pass)"
     else:
         first = "the IOMMU lets the GPUs' traffic pass"
     if redirecting:
@@ -112,7 +114,7 @@ def group_of(devices: str, address: str) -> dict[str, Any] | None:
 
 def port_type(config: bytes) -> int | None:
     """The type of an Express port; None when it is none, or its capabilities are not readable."""
-    if len(config) < 64 or not config[0x06] & 0x10:
+    if len(config) < 64 or config[:2] == ASLEEP or not config[0x06] & 0x10:
         return None
     at, seen = config[0x34] & 0xFC, set()
     while at and at not in seen and at + 4 <= len(config):
@@ -128,7 +130,7 @@ def acs_control(config: bytes) -> int | None:
 
     Others than root get the first 64 bytes of a configuration space, without an error.
     """
-    if len(config) < 0x104:
+    if len(config) < 0x104 or config[:2] == ASLEEP:
         return None
     at, seen = 0x100, set()
     while at and at not in seen and at + 8 <= len(config):

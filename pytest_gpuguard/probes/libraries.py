@@ -65,8 +65,8 @@ def run() -> None:
     if library.compiled is not None and not files:
         kit.defect(
             "import.abi",
-            f"{name} {version} in {folder} has no compiled library {library.compiled}".rstrip()
-            + ": a stand-in, or a broken installation; its names can be imported and nothing of it can run",
+            f"{name} {version} has no compiled library {library.compiled}".rstrip()
+            + f": a stand-in, or a broken installation, of which nothing can run ({folder})",
         )
     kit.stage(f"import {module}")
     try:

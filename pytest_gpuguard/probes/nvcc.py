@@ -41,7 +41,7 @@ def run() -> None:
     if code != 0 or release is None:
         kit.defect("jit.compile", f"{path} --version gives {_last(text) or 'nothing'} (exit status {code})")
     version = (int(release.group(1)), int(release.group(2)))
-    said = f"nvcc {version[0]}.{version[1]} ({path}, found by {how})"
+    said, where = f"nvcc {version[0]}.{version[1]}", f" ({path}, found by {how})"
     kit.answer(version=f"{version[0]}.{version[1]}")
     _, text = kit.run_tool([path, "--list-gpu-arch"], 20.0)
     known = set(re.findall(r"compute_(\d+)", text))
@@ -51,25 +51,26 @@ def run() -> None:
             print(text)
             kit.defect(
                 "jit.compile",
-                f"{said} does not know compute_{sm}, torch is built for CUDA {torch_cuda or 'none'}: set CUDA_HOME "
+                f"{said} does not know compute_{sm}, torch is built for CUDA {torch_cuda or 'none'}{where}: set CUDA_HOME "
                 f"to a newer toolkit{_others(path)}",
             )
     if torch_cuda and int(torch_cuda.partition(".")[0]) != version[0]:
         # torch.utils.cpp_extension refuses with: The detected CUDA version mismatches the version that was used …
         kit.defect(
             "jit.compile",
-            f"{said} is of another major than torch's CUDA {torch_cuda}: torch refuses to build with it{_others(path)}",
+            f"{said} is of another major than torch's CUDA {torch_cuda}, torch refuses to build with it{where}"
+            + _others(path),
         )
     for sm in kit.sms():
         wanted = FLASHINFER_WANTS.get(int(sm[:-1]))
         if wanted and version < wanted and _installed("flashinfer-python"):
             kit.defect(
                 "jit.compile",
-                f"{said}: FlashInfer says that SM {sm[:-1]}.x requires CUDA >= {wanted[0]}.{wanted[1]}, it would build "
-                f"for no GPU{_others(path)}",
+                f"{said} is too old for FlashInfer: SM {sm[:-1]}.x requires CUDA >= {wanted[0]}.{wanted[1]}, else it builds "
+                f"for no GPU{where}{_others(path)}",
             )
         _compile(path, sm)
-    kit.answer(said=f"{said} compiles for sm_{', sm_'.join(kit.sms())}")
+    kit.answer(said=f"{said} compiles for sm_{', sm_'.join(kit.sms())}{where}")
 
 
 def build_of_torch() -> str | None:
@@ -138,7 +139,7 @@ def _compile(path: str, sm: str) -> None:
     if code != 0:
         print(text)
         how = "did not end within 60 s" if code is None else f"fails: {_last(text) or f'exit status {code}'}"
-        kit.defect("jit.compile", f"{path} for sm_{target} {how}")
+        kit.defect("jit.compile", f"nvcc for sm_{target} {how} ({path})")
 
 
 def _last(text: str) -> str:

@@ -36,7 +36,7 @@ def run() -> None:
         if code != 0:
             print(text)
             result = "did not end within 30 s" if code is None else _first(text) or f"ended with exit status {code}"
-            kit.defect("jit.compile", f"{path} ({version}; {how}) --gpu-name={target}: {result}")
+            kit.defect("jit.compile", f"ptxas {version} for {target}: {result} ({path}, {how})")
         said.append(f"ptxas {version} ({how}) assembles for {target}")
     kit.answer(said=", ".join(said))
 
