@@ -136,6 +136,21 @@ def test_mla_resolves_to_triton() -> None:
     """One image chose a backend by "major at least 10" and ended in a kernel without SM120: look at what resolved."""
 
 
+@needs_sm120
+@has_kimi
+@eight
+@serves("sglang", "kimi-k2.5", KIMI, GRAPH, DUMMY, "--attention-backend triton", layout="TP8", portable=True)
+@uses("attention_backend=triton")
+@claim(
+    id="sglang-37105.asked",
+    title="an attention backend that is asked for is the one that runs",
+    source="sgl-project/sglang#37105",
+    minutes=4,
+)
+def test_the_backend_that_is_asked_for_runs() -> None:
+    """There, naming another one led back to the one without kernels. That the argument was taken is no evidence."""
+
+
 @pytest.mark.premerge
 @needs_sm120
 @one
