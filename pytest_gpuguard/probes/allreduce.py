@@ -10,6 +10,7 @@ import faulthandler
 import inspect
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from pytest_gpuguard.probes import kit
@@ -30,10 +31,6 @@ INIT = "NCCL init"
 FIRST_CALL = "first all_reduce"
 #: A torch that makes its communicators late does both in one call.
 BOTH = "NCCL init and first all_reduce"
-#: What faulthandler prints, from a thread that needs no interpreter lock.
-TIMED_OUT = "Timeout ("
-RAISED = "Traceback (most recent call last)"
-ABSENT = ("gpus", "tools", "package", "cuda")
 
 
 def run() -> None:
@@ -79,23 +76,11 @@ def check(group: list[kit.Rank], world: int, limit_s: float, what: str, fine: li
     failed = [one for one in group if not one.ok]
     if not failed:
         return
-    said_so = next((one for one in failed if one.defect is not None), None)
-    if said_so is not None and said_so.defect is not None:
-        outcome, text = said_so.defect
-        if outcome in ABSENT:
-            kit.absent(outcome, text)
-        kit.defect(outcome, text)
-    for one in failed:
-        print(f"rank {one.rank} of {world}, in {one.stage!r}:\n{one.text}", flush=True)
-    late = [one for one in failed if one.hung or TIMED_OUT in one.text]
-    if late and not any(one.signal or RAISED in one.text for one in failed if one not in late):
-        before = f"; {' and '.join(fine)} GPUs could" if fine else ""
-        kit.defect("hang.timeout", hang(late, world, limit_s, what) + before)
-    first = next((one for one in failed if one not in late), failed[0])
-    raise RuntimeError(f"all_reduce over {world} GPUs: rank {first.rank} failed in {first.stage!r}: {first.told}")
+    before = f"; {' and '.join(fine)} GPUs could" if fine else ""
+    kit.settle(failed, f"all_reduce over {world} GPUs", lambda late: hang(late, world, limit_s, what) + before)
 
 
-def hang(late: list[kit.Rank], world: int, limit_s: float, what: str) -> str:
+def hang(late: Sequence[kit.Rank], world: int, limit_s: float, what: str) -> str:
     """Which of the two it was that did not return: NCCL's init, or the first all_reduce after it."""
     stages = {stage_of(one) for one in late}
     if INIT in stages:
@@ -103,7 +88,8 @@ def hang(late: list[kit.Rank], world: int, limit_s: float, what: str) -> str:
     if BOTH in stages:
         return f"{what}'s init, or the first all_reduce, over {world} GPUs did not return within {limit_s:g} s"
     if FIRST_CALL in stages:
-        return f"{what}'s init over {world} GPUs was complete, but the first all_reduce did not return within {limit_s:g} s"
+        late_one = f"the first all_reduce did not return within {limit_s:g} s"
+        return f"{what}'s init over {world} GPUs was complete, but {late_one}"
     if "latency" in stages:
         return f"the first all_reduce over {world} GPUs was right, but a later one did not return"
     return f"a rank of {world} did not return in {late[0].stage!r}"

@@ -27,6 +27,10 @@ PEER_S = 5.0
 #: The most that is kept of the output of one rank, child or tool, in bytes.
 OUTPUT_LIMIT = 64 * 1024
 
+#: What faulthandler prints of a process that was late, and Python of one that raised.
+_TIMED_OUT = "Timeout ("
+_RAISED = "Traceback (most recent call last)"
+
 _order = json.loads(os.environ.get("GPUGUARD_PROBE") or "{}")
 
 #: What the caller gave.
@@ -52,6 +56,7 @@ class Rank(NamedTuple):
 
     ``data`` is its answer, ``text`` the end of what it printed (64 kB at most), ``stage`` the last one that it began.
     ``hung``: it had not ended in time, and was killed. ``signal``: it was ended by that signal, and not by us.
+    ``defect`` and ``absent`` are how it ended itself, if it did.
     """
 
     rank: int
@@ -62,12 +67,13 @@ class Rank(NamedTuple):
     stage: str
     signal: int | None
     defect: tuple[str, str] | None
+    absent: tuple[str, str] | None
 
     @property
     def told(self) -> str:
         """What went wrong in one line, as far as the process itself said it."""
-        if self.defect is not None:
-            return self.defect[1]
+        if self.defect is not None or self.absent is not None:
+            return (self.defect or self.absent or ("", ""))[1]
         if self.hung:
             return f"it did not return in {self.stage!r}"
         lines = [line.strip() for line in self.text.splitlines() if line.strip() and not line.startswith(MARK)]
@@ -160,6 +166,27 @@ def child(call: str, limit_s: float, env: dict[str, str] | None = None, args: di
         return _wait([process], limit_s)[0]
     finally:
         process.kill()
+
+
+def settle(failed: Sequence[Rank], what: str, hang: Callable[[Sequence[Rank]], str] | None = None) -> NoReturn:
+    """End the probe as these processes did: by a rank's own words, as a hang, or with the exception of the first.
+
+    Those that only waited for one that raised, or that crashed, are no hang. ``hang`` words one, of those that were
+    late: killed, or ended by ``faulthandler.dump_traceback_later``, which needs no interpreter lock.
+    """
+    for one in failed:
+        if one.absent is not None:
+            absent(*one.absent)
+        if one.defect is not None:
+            defect(*one.defect)
+    for one in failed:
+        print(f"rank {one.rank}, in {one.stage!r}:\n{one.text}", flush=True)
+    late = [one for one in failed if one.hung or _TIMED_OUT in one.text]
+    raised = [one for one in failed if one not in late and (one.signal or _RAISED in one.text)]
+    if late and not raised:
+        defect("hang.timeout", hang(late) if hang is not None else f"{what}: it did not return from {late[0].stage!r}")
+    first = (raised or list(failed))[0]
+    raise RuntimeError(f"{what}: rank {first.rank} failed in {first.stage!r}: {first.told}")
 
 
 def run_tool(
@@ -276,22 +303,28 @@ class _Process:
 
     def result(self, hung: bool) -> Rank:
         self.kill()
-        data: dict[str, Any] = {}
-        last, ended, broken = "start", False, None
+        told: dict[str, Any] = {}
+        last = "start"
         for line in self._kept.marks:
             if line.startswith(MARK + ": stage "):
                 last = line[len(MARK + ": stage ") :]
             elif line.startswith(MARK + ": {"):
                 told = json.loads(line[len(MARK + ": ") :])
-                ended = "absent" not in told and "defect" not in told
-                broken = told.get("defect") or told.get("absent")
-                data = told.get("answer") or {}
         code = self._popen.returncode
         by = -code if code is not None and code < 0 and not self.killed else None
         text = "\n".join(line for line in self._kept.text().splitlines() if not line.startswith(MARK + ":"))
-        ok = ended and code == 0
+        ended = {how: (told[how][0], told[how][1]) for how in ("defect", "absent") if how in told}
+        ok = bool(told) and not ended and code == 0
         return Rank(
-            self.rank, ok, data, text, hung and not ok, last, by, (broken[0], broken[1]) if broken is not None else None
+            self.rank,
+            ok,
+            told.get("answer") or {},
+            text,
+            hung and not ok,
+            last,
+            by,
+            ended.get("defect"),
+            ended.get("absent"),
         )
 
 

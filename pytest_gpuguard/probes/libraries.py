@@ -1,6 +1,7 @@
-"""Finds out whether one kernel library imports, holds what it should have compiled, and runs a kernel.
+"""Finds out whether a kernel library imports, holds what it should have compiled, and runs a kernel.
 
-``args``: ``name`` (of TABLE); ``launch`` to also run one. Must never compile a kernel that takes minutes.
+``args``: ``name`` (of TABLE), or ``all`` (names) for several at once, each in a process of its own; ``launch`` to also
+run a kernel. Must never compile one that takes minutes.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from pytest_gpuguard.probes import kit
 
@@ -48,17 +50,38 @@ TABLE = {
     "tilelang": Library(("tilelang",), ("tilelang",), ""),
     "b12x": Library(("b12x",), ("b12x",)),
 }
+#: How long one of several may take, in seconds.
+LIMIT_S = 45.0
 #: What is said where a library needs the driver's own to be imported, and there is no GPU.
 NO_DRIVER = re.compile(r"libcuda\.so|libnvidia-ml\.so|No CUDA GPUs are available|Found no NVIDIA driver")
 
 
 def run() -> None:
-    """Look at the files, import, look at the operators, look at the code for this GPU, launch."""
-    name = kit.args.get("name")
+    """One library, or several at once."""
+    names = kit.args.get("all")
+    if names is None:
+        look(kit.args.get("name"))
+        return
+    found = [name for name in names if find(_named(name)) is not None]
+    kit.stage(f"look at {', '.join(found) or 'none'}")
+    launch = {"launch": True} if kit.args.get("launch") else {}
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as threads:
+        ended = threads.map(lambda one: kit.child("run", LIMIT_S, args={"name": one, **launch}), found)
+        holds = [name for name, rank in zip(found, ended) if rank.ok]  # noqa: B905 (strict= is newer than 3.8)
+    said = f"{', '.join(holds) or 'none'} of {len(found)} that are installed"
+    kit.answer(holds=holds, installed=found, said=f"{said}: {'run a kernel' if launch else 'import'}")
+
+
+def _named(name: Any) -> Library:
     if name not in TABLE:
         raise ValueError(f"args name {name!r}: one of {', '.join(sorted(TABLE))}")
-    library = TABLE[name]
-    module, folder = _find(library)
+    return TABLE[name]
+
+
+def look(name: Any) -> None:
+    """Look at the files of one library, import it, look at its operators, launch a kernel."""
+    library = _named(name)
+    module, folder = find(library) or _not_there(library)
     version = _version(library, folder)
     kit.answer(name=name, module=module, version=version, folder=folder)
     files = list(compiled_files(folder, library.compiled)) if library.compiled is not None else []
@@ -68,6 +91,8 @@ def run() -> None:
             f"{name} {version} has no compiled library {library.compiled}".rstrip()
             + f": a stand-in, or a broken installation, of which nothing can run ({folder})",
         )
+    if not kit.gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # an import must not open a context on a GPU that another has leased
     kit.stage(f"import {module}")
     try:
         importlib.import_module(module)
@@ -86,8 +111,8 @@ def run() -> None:
     kit.answer(said=", ".join(said))
 
 
-def _find(library: Library) -> tuple[str, str]:
-    """The module to import, and the folder or file where its top package lies; absent ends the probe."""
+def find(library: Library) -> tuple[str, str] | None:
+    """The module to import, and the folder or file where its top package lies; None when there is none."""
     for module in library.modules:
         top = module.partition(".")[0]
         try:
@@ -100,6 +125,10 @@ def _find(library: Library) -> tuple[str, str]:
         if folders and module.startswith("flash_attn.") and not os.path.isdir(os.path.join(folders[0], "cute")):
             continue  # two distributions share this package
         return module, folders[0] if folders else str(spec.origin)
+    return None
+
+
+def _not_there(library: Library) -> NoReturn:
     installed = [one for one in library.distributions if _distribution(one) is not None]
     if installed:
         kit.defect(

@@ -18,8 +18,6 @@ IMPORT_S, LIMIT_S = 90.0, 30.0
 SIZE = 1 << 16
 REPLAYS = 3
 OPERATIONS = ("all_reduce", "all_gather")
-ABSENT = ("gpus", "tools", "package", "cuda")
-TIMED_OUT = "Timeout ("
 
 
 def run() -> None:
@@ -40,16 +38,7 @@ def run() -> None:
     if not failed:
         kit.answer(**group[0].data, said=f"{what}: right")
         return
-    told = next((one.defect for one in failed if one.defect is not None), None)
-    if told is not None:
-        if told[0] in ABSENT:
-            kit.absent(*told)
-        kit.defect(*told)
-    for one in failed:
-        print(f"rank {one.rank} of {world}, in {one.stage!r}:\n{one.text}", flush=True)
-    if all(one.hung or TIMED_OUT in one.text for one in failed):
-        kit.defect("hang.timeout", f"{what}: it did not return from {failed[0].stage!r}")
-    raise RuntimeError(f"{what}: rank {failed[0].rank} failed in {failed[0].stage!r}")
+    kit.settle(failed, what)
 
 
 def limit_s() -> float:

@@ -36,10 +36,14 @@ def run() -> None:
     if path is None or not os.access(path, os.X_OK):
         _missing(path, how)
     kit.stage(f"ask {path}")
-    code, text = kit.run_tool([path, "--version"], 20.0)
+    try:
+        code, text = kit.run_tool([path, "--version"], 20.0)
+    except OSError as error:  # no program of this machine
+        kit.defect("jit.compile", f"{path} cannot be started: {error.strerror}")
     release = re.search(r"release (\d+)\.(\d+)", text)
     if code != 0 or release is None:
-        kit.defect("jit.compile", f"{path} --version gives {_last(text) or 'nothing'} (exit status {code})")
+        how = "does not end within 20 s" if code is None else f"gives {_last(text) or 'nothing'} (exit status {code})"
+        kit.defect("jit.compile", f"{path} --version {how}")
     version = (int(release.group(1)), int(release.group(2)))
     said, where = f"nvcc {version[0]}.{version[1]}", f" ({path}, found by {how})"
     kit.answer(version=f"{version[0]}.{version[1]}")
@@ -51,8 +55,8 @@ def run() -> None:
             print(text)
             kit.defect(
                 "jit.compile",
-                f"{said} does not know compute_{sm}, torch is built for CUDA {torch_cuda or 'none'}{where}: set CUDA_HOME "
-                f"to a newer toolkit{_others(path)}",
+                f"{said} does not know compute_{sm}, torch is built for CUDA {torch_cuda or 'none'}{where}: set "
+                f"CUDA_HOME to a newer toolkit{_others(path)}",
             )
     if torch_cuda and int(torch_cuda.partition(".")[0]) != version[0]:
         # torch.utils.cpp_extension refuses with: The detected CUDA version mismatches the version that was used …
@@ -66,11 +70,11 @@ def run() -> None:
         if wanted and version < wanted and _installed("flashinfer-python"):
             kit.defect(
                 "jit.compile",
-                f"{said} is too old for FlashInfer: SM {sm[:-1]}.x requires CUDA >= {wanted[0]}.{wanted[1]}, else it builds "
-                f"for no GPU{where}{_others(path)}",
+                f"{said} is too old for FlashInfer: SM {sm[:-1]}.x requires CUDA >= {wanted[0]}.{wanted[1]}, else it "
+                f"builds for no GPU{where}{_others(path)}",
             )
         _compile(path, sm)
-    kit.answer(said=f"{said} compiles for sm_{', sm_'.join(kit.sms())}{where}")
+    kit.answer(said=f"{said}, found by {how}, compiles for sm_{', sm_'.join(kit.sms())} ({path})")
 
 
 def build_of_torch() -> str | None:

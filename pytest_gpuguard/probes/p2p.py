@@ -22,8 +22,6 @@ REPEATS = 4
 #: How long a link is kept busy while its speed is read, in seconds.
 LOAD_S = 0.6
 SYSFS = "/sys/bus/pci/devices"
-ABSENT = ("gpus", "tools", "package", "cuda")
-TIMED_OUT = "Timeout ("
 #: GT/s of the PCIe generations.
 GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 
@@ -31,26 +29,20 @@ GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 def run() -> None:
     """``args``: {"check": "copies"} between all pairs of GPUs, or {"check": "links"} to the host."""
     what = kit.args.get("check", "copies")
+    if what not in ("copies", "links"):
+        raise ValueError(f"check is {what!r}: it must be copies or links")
     found = devices()
     least = 2 if what == "copies" else 1
     if len(found) < least:
         kit.absent("gpus", f"this needs {least} GPUs at least: {len(found)} are leased")
     limit_s = IMPORT_S + COPY_S * (len(found) ** 2 + 1)
     kit.stage(what)
-    done = kit.child("copies" if what == "copies" else "links", limit_s)
+    done = kit.child(what, limit_s)
     if done.ok:
         kit.answer(**done.data)
         (judge_copies if what == "copies" else judge_links)(done.data)
         return
-    if done.defect is not None:
-        outcome, text = done.defect
-        if outcome in ABSENT:
-            kit.absent(outcome, text)
-        kit.defect(outcome, text)
-    print(done.text, flush=True)
-    if done.hung or TIMED_OUT in done.text:
-        kit.defect("hang.timeout", f"it did not return from {done.stage!r}")
-    raise RuntimeError(f"failed in {done.stage!r}: {done.told}")
+    kit.settle([done], what)
 
 
 def devices() -> list[str]:

@@ -23,9 +23,9 @@ def run() -> None:
     if done.ok:
         kit.answer(version=version, file=done.data.get("file"), said=f"{name} {version or 'of no version'} is there")
         return
-    if done.defect is not None:
+    if done.absent is not None:
         extra = "" if version is None else f" (its metadata of {version} is there)"
-        kit.defect("unsupported.config", f"{name} is not installed: {done.defect[1]}{extra}")
+        kit.defect("unsupported.config", f"{name} is not installed: {done.absent[1]}{extra}")
     print(done.text, flush=True)
     if done.hung:
         kit.defect("hang.timeout", f"importing {module()} did not return")

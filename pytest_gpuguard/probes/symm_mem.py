@@ -18,32 +18,24 @@ IMPORT_S, LIMIT_S = 120.0, 30.0
 #: Elements of each rank's buffer.
 SIZE = 1 << 16
 SGLANG = "sglang.srt.distributed.device_communicators"
-ABSENT = ("gpus", "tools", "package", "cuda")
-TIMED_OUT = "Timeout ("
+CALLS = {"torch": "own", "sglang": "of_sglang"}
 
 
 def run() -> None:
     """``args``: {"of": "torch"}, or {"of": "sglang"}; {"world": n} for fewer ranks than leased GPUs."""
     of = kit.args.get("of", "torch")
+    if of not in CALLS:
+        raise ValueError(f"of is {of!r}: it must be one of {', '.join(CALLS)}")
     world = int(kit.args.get("world") or len(kit.gpus))
     if world < 2 or world > len(kit.gpus):
         kit.absent("gpus", f"symmetric memory needs two GPUs at least: {len(kit.gpus)} are leased")
     kit.stage(f"{of} over {world} GPUs")
-    group = kit.ranks({"torch": "own", "sglang": "of_sglang"}[of], world, IMPORT_S + 4 * limit_s())
+    group = kit.ranks(CALLS[of], world, IMPORT_S + 4 * limit_s())
     failed = [one for one in group if not one.ok]
     if not failed:
         kit.answer(**group[0].data)
         return
-    told = next((one.defect for one in failed if one.defect is not None), None)
-    if told is not None:
-        if told[0] in ABSENT:
-            kit.absent(*told)
-        kit.defect(*told)
-    for one in failed:
-        print(f"rank {one.rank} of {world}, in {one.stage!r}:\n{one.text}", flush=True)
-    if all(one.hung or TIMED_OUT in one.text for one in failed):
-        kit.defect("hang.timeout", f"symmetric memory over {world} GPUs did not return from {failed[0].stage!r}")
-    raise RuntimeError(f"rank {failed[0].rank} of {world} failed in {failed[0].stage!r}")
+    kit.settle(failed, f"{of} over {world} GPUs")  # without words that are signatures
 
 
 def limit_s() -> float:
@@ -71,6 +63,7 @@ def own(rank: int, world: int) -> None:
         if not bool((there == peer + 1).all()):
             wrong.append(peer)
     handle.barrier()
+    torch.cuda.synchronize()  # nobody may be gone while another still reads
     faulthandler.cancel_dump_traceback_later()
     if wrong:
         kit.defect("comm.p2p", f"rank {rank} read wrong values from the symmetric memory of ranks {wrong}")
@@ -166,7 +159,9 @@ def module(torch: Any) -> Any:
 
     try:
         found = importlib.import_module("torch.distributed._symmetric_memory")
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
+        if error.name != "torch.distributed._symmetric_memory":
+            raise
         found = None
     if found is None or not hasattr(found, "empty") or not hasattr(found, "rendezvous"):
         kit.absent("package", f"this stack's torch {torch.__version__} has no symmetric memory (it came with 2.6)")

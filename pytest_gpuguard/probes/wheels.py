@@ -22,6 +22,9 @@ SERVING = re.compile(
     r"mooncake|nixl|llguidance|outlines|numba|kernels$)"
 )
 CUDA_WHEELS = re.compile(r"(?:nvidia-|cuda-)")
+#: Wheels of which a newer one of the same major may stand in for the pinned one: SGLang asks for a newer cuDNN than its
+#: torch pins (pytorch/pytorch#168167), and its images bring a newer NCCL.
+MAY_BE_NEWER = re.compile(r"nvidia-(?:nccl|cudnn)-cu")
 FLASHINFER = ("flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache")
 #: What an engine cannot serve on a GPU without.
 NEEDED = ("sglang-kernel", "sgl-kernel", "flashinfer-python", "triton", "transformers")
@@ -105,7 +108,8 @@ def requirements(packages: dict[str, metadata.Distribution]) -> list[Asked]:
 
 
 def _judge(part: str, asked: list[Asked], packages: dict[str, metadata.Distribution]) -> None:
-    wrong = [one for one in asked if one.fits is False]
+    newer = [one for one in asked if one.fits is False and may_be_newer(one)]
+    wrong = [one for one in asked if one.fits is False and one not in newer]
     missing = [one for one in asked if one.installed is None]
     unread = [one for one in asked if one.installed is not None and one.fits is None]
     kit.answer(
@@ -113,6 +117,7 @@ def _judge(part: str, asked: list[Asked], packages: dict[str, metadata.Distribut
         asked=len(asked),
         wrong=[f"{one.owner}: {one.text}, installed {one.installed}" for one in wrong],
         missing=[f"{one.owner}: {one.text}" for one in missing],
+        newer=[f"{one.owner}: {one.text}, installed {one.installed}" for one in newer],
         not_compared=[f"{one.owner}: {one.text}" for one in unread],
     )
     told = [
@@ -124,10 +129,14 @@ def _judge(part: str, asked: list[Asked], packages: dict[str, metadata.Distribut
         told += [
             f"{one.owner} {packages[one.owner].version} requires {_spec(one)}, which is not installed" for one in needed
         ]
+    if part == "nvidia":
+        told += overwritten(packages, {one.name for one in asked})
     if told:
         more = f" (and {len(told) - 4} more)" if len(told) > 4 else ""
         kit.defect("import.abi", "; ".join(told[:4]) + more)
-    said = [f"{len(asked) - len(missing) - len(unread)} requirements fit"]
+    said = [f"{len(asked) - len(missing) - len(unread) - len(newer)} requirements fit"]
+    if newer:
+        said.append(_list([f"{one.name} {one.installed} is newer than the pinned {_spec(one)}" for one in newer]))
     if missing:
         said.append(f"{len(missing)} not installed: {_list([_spec(one) for one in missing])}")
     if unread:
@@ -143,6 +152,37 @@ def _spec(one: Asked) -> str:
 
 def _list(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def may_be_newer(one: Asked) -> bool:
+    """Whether a library that keeps its interface within a major is newer than the pinned one."""
+    pinned = re.search(r"==\s*(\d[\d.]*)", one.text)
+    if not MAY_BE_NEWER.match(one.name) or pinned is None or one.installed is None:
+        return False
+    asked, there = ([int(part) for part in re.findall(r"\d+", text)] for text in (pinned.group(1), one.installed))
+    return asked[0] == there[0] and there > asked
+
+
+def overwritten(packages: dict[str, metadata.Distribution], wanted: set[str]) -> list[str]:
+    """Libraries of wheels that torch asks for which have another size than their wheel says.
+
+    The wheels of two CUDA majors put NCCL, cuDNN and others at the same place: the last one installed wins. Only where
+    both are there is looked, and only at sizes.
+    """
+    found = []
+    for name in sorted(wanted & set(packages)):
+        base = re.sub(r"-cu\d+$", "", name)
+        others = [one for one in packages if one != name and re.match(re.escape(base) + r"(?:-cu\d+)?$", one)]
+        for file in (packages[name].files or ()) if others else ():
+            path = str(file.locate())
+            if ".so" not in file.name or file.size is None or not os.path.exists(path):
+                continue
+            if os.path.getsize(path) != file.size:
+                found.append(
+                    f"{file} is not that of {name} {packages[name].version}: {' or '.join(others)} wrote over it"
+                )
+                break
+    return found
 
 
 def built_for_cuda() -> bool:

@@ -1,0 +1,53 @@
+"""The ways between the GPUs, and to the host: copies arrive whole, PCIe links run at full speed, nothing led astray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pytest_gpuguard import claim, needs_gpus, works
+
+Probe = Callable[..., Any]
+
+
+@needs_gpus(2)
+@works
+@claim(
+    id="preflight.p2p",
+    title="copies between any two GPUs arrive whole",
+    source="local-inference-lab/rtx6kpro#15; noonghunna/club-3090#873",
+    minutes=1,
+)
+def test_copies_between_gpus_arrive_whole(probe: Probe) -> None:
+    """Which GPUs may read each other's memory, and how fast, is told: without P2P a copy goes through the host."""
+    probe("p2p", args={"check": "copies"}, gpus="all", deadline="3m")
+
+
+@needs_gpus(1)
+@works
+@claim(
+    id="preflight.pcie",
+    title="PCIe links run as fast and as wide as GPU and slot can",
+    source="PCI Express Base Specification, 7.5.3 (link capabilities and status)",
+    minutes=1,
+)
+def test_pcie_links_are_at_full_speed_under_load(probe: Probe) -> None:
+    """Read while the link is busy: idle ones run slower on purpose. A slot with fewer lanes is no fault of the link."""
+    probe("p2p", args={"check": "links"}, gpus="all", deadline="3m")
+
+
+@needs_gpus(2)
+@works
+@claim(
+    id="preflight.acs",
+    title="no switch sends traffic between GPUs up to the root",
+    source="NVIDIA NCCL documentation, Troubleshooting, PCI Access Control Services",
+    minutes=1,
+)
+def test_acs_redirects_nothing_between_gpus(probe: Probe) -> None:
+    """Whether an IOMMU translates is told, and is no defect by itself."""
+    found = probe("iommu", gpus=0, deadline="20s").data
+    assert not found["redirecting"], (
+        f"ACS redirects peer traffic at {', '.join(found['redirecting'])}, so P2P takes the long way or hangs: "
+        "turn ACS off in the firmware, or in each bridge with setpci … ECAP_ACS+0x6.w=0000"
+    )
