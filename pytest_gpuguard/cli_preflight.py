@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,8 +20,9 @@ from typing import Any, Final
 
 import click
 
+from .claims.account import short
 from .facts.choice import RIG_FORMS
-from .preflight_tell import PIPE
+from .preflight_tell import PIPE, title_of
 
 _HERE: Final = Path(__file__).resolve().parent
 #: pytest's own: all passed, some failed, nothing to run. 13 of ours: see docs/premerge.md.
@@ -62,8 +64,11 @@ def suite_folder() -> Path:
     help="Where the verdicts are remembered, or none.  [default: .gpuguard/ledger.sqlite here]",
 )
 @click.option("-k", "expression", metavar="EXPRESSION", help="Only checks whose name matches, as for pytest.")
+@click.option("--hearsay", is_flag=True, help="Also what was only reported, and is never red.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with the keys of docs/preflight.md.")
-def preflight(rig: str, stacks: tuple[str, ...], ledger: str | None, expression: str | None, as_json: bool) -> None:
+def preflight(
+    rig: str, stacks: tuple[str, ...], ledger: str | None, expression: str | None, hearsay: bool, as_json: bool
+) -> None:
     """Find out in a minute, without a model, what is broken about rig and stack.
 
     Settings are those of the pytest.ini of this folder. Exits 0 when nothing is broken, 1 when something is, 2 when the
@@ -72,6 +77,7 @@ def preflight(rig: str, stacks: tuple[str, ...], ledger: str | None, expression:
     words = [f"--gpuguard-rig={rig}", *(f"--gpuguard-stack={one}" for one in stacks)]
     words += [f"--gpuguard-ledger={ledger}"] if ledger is not None else []
     words += ["-k", expression] if expression is not None else []
+    words += ["--gpuguard-preflight-hearsay"] if hearsay else []
     began = time.monotonic()
     table = _Table(silent=as_json)
     code, said = _run(words, table)
@@ -116,7 +122,7 @@ class _Table:
             self._several = len(self.stacks) > 1
             for line in self.lines:
                 self._print(line)
-            self._width = min(60, max([len(title) for title in event["titles"]], default=0))
+            self._width = min(72, max([len(title) for title in event["titles"]], default=0))
             for line in _cold(self.stacks) if event["gpus"] else ():
                 self._print(line)
             for stack in self.stacks:
@@ -160,6 +166,9 @@ class _Table:
         fact = check["fact"]
         if check["state"] == "ok":
             fact = fact.partition(": ")[2] if fact.startswith("answered in") else fact
+        if check["state"] != "BROKEN":  # of what is broken all is said
+            room = shutil.get_terminal_size((1000, 24)).columns if sys.stdout.isatty() else 1000
+            fact = short(fact, max(40, room - width - len(stack) - 19))
         self._print(f"{state} {stack}{title:<{width}} {check['seconds']:>5.1f} s  {fact}")
         if check["state"] == "BROKEN" and check.get("log"):
             self._print(f"{' ' * (len(stack) + width + 16)}  log: {check['log']}")
@@ -171,11 +180,12 @@ class _Table:
 
 def _check(event: Mapping[str, Any]) -> dict[str, Any]:
     data = event["claim"]
+    state = STATES.get(data["verdict"], "open")
     return {
         "claim": data["claim"],
-        "title": data["title"] or data["claim"],
+        "title": title_of(data["key"], data["title"]),
         "stack": data["stack"],
-        "state": STATES.get(data["verdict"], "open"),
+        "state": "open" if state == "BROKEN" and data["hearsay"] else state,
         "verdict": data["verdict"],
         "label": data["label"],
         "outcome": data["outcome"],

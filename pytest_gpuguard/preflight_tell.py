@@ -5,13 +5,16 @@ It must never print: the pipe whose number is in the environment is all that it 
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from .packing.history import key_of
 from .report.payload import REPORT_KEY
+from .stacks import plain_nodeid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from .ledger.record import Record
     from .run import Runner
 
+#: What the files of the suite look at, in the order in which one stands on the other.
+ORDER: Final = ("test_driver", "test_toolchain", "test_libraries", "test_links", "test_collectives", "test_features")
 #: The variable with the number of the pipe.
 PIPE: Final = "GPUGUARD_PREFLIGHT_PIPE"
 
@@ -33,6 +38,23 @@ def tell(kind: str, **data: Any) -> None:
             os.write(int(number), line.encode())
         except OSError:
             pass  # whoever asked is gone; the run goes on for the ledger
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Whether hearsay is looked at too: it takes GPUs and time, and is never red."""
+    parser.addoption("--gpuguard-preflight-hearsay", action="store_true", help=argparse.SUPPRESS)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave hearsay out, and begin with what the rest stands on."""
+    from .collect import CLAIM
+
+    left = [one for one in items if CLAIM in one.stash and one.stash[CLAIM].about.hearsay]
+    if left and not config.getoption("--gpuguard-preflight-hearsay"):
+        items[:] = [one for one in items if one not in left]
+        config.hook.pytest_deselected(items=left)
+    items.sort(key=lambda item: ORDER.index(item.path.stem) if item.path.stem in ORDER else len(ORDER))
 
 
 @pytest.hookimpl(trylast=True)
@@ -61,7 +83,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         caches = {name: one["state"] for name, one in (stack.facts.get("jit_caches") or {}).items()}
         told = {"name": ref.name, "describe": stack.describe(), "jit_caches": caches}
         stacks.append({**told, "changed": changed.get(ref.name, [])})
-    titles = [item.stash[CLAIM].about.title or item.nodeid for item in items]
+    about = [(item.stash[CLAIM].about, plain_nodeid(item)) for item in items]
+    titles = [title_of(key_of(one.id or plain, plain), one.title) for one, plain in about]
     lines = facts_lines(runner.session, refs, locks=False)
     tell(
         "begin",
@@ -70,6 +93,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         stacks=stacks,
         gpus=any("rig: " in line and "no GPUs" not in line for line in lines),
     )
+
+
+def title_of(key: str, title: str | None) -> str:
+    """A claim's words, with the parameters of its test: ``the library imports [flashinfer]``."""
+    parameters = key[key.index("[") :] if key.endswith("]") else ""
+    return f"{title} {parameters}".rstrip() if title else key
 
 
 def _changed(runner: Runner, items: Sequence[pytest.Item]) -> dict[str, list[str]]:

@@ -222,3 +222,32 @@ def test_what_changed_since_it_was_last_looked_at_is_told(
     assert "stack fake: changed since it was last looked at: env NCCL_ALGO not there → Tree" in again.output
     other = preflight(f"--stack=other={fake_python}", "-k", "test_good")
     assert "changed since" not in other.output, "another stack of which nothing is known"
+
+
+def test_hearsay_is_left_out_unless_it_is_asked_for(suite: Path, fake_python: Path) -> None:
+    source = CLAIMS.replace('@works\n@claim(id="preflight.bad"', '@works\n@claim(status="hearsay", id="preflight.bad"')
+    (suite / "test_checks.py").write_text(source)
+    without = json.loads(preflight(f"--stack=fake={fake_python}", "--json").stdout)
+    assert [one["claim"] for one in without["checks"]] == ["preflight.good", "preflight.cured", "preflight.gpu"]
+    result = preflight(f"--stack=fake={fake_python}", "--json", "--hearsay", "-k", "test_bad")
+    (bad,) = json.loads(result.stdout)["checks"]
+    assert bad["verdict"] == "CONTRADICTED (worse)"
+    assert bad["state"] == "open", "hearsay is never red"
+    assert result.exit_code == 0
+
+
+def test_parameters_tell_checks_of_one_title_apart(suite: Path, fake_python: Path) -> None:
+    source = """
+import pytest
+from pytest_gpuguard import claim, works
+
+@pytest.mark.parametrize("name", ["one", "two"])
+@works
+@claim(id="preflight.several", title="a library")
+def test_it(probe, name):
+    probe("./look.py", args={"name": name})
+"""
+    (suite / "test_checks.py").write_text(source)
+    result = preflight(f"--stack=fake={fake_python}", f"--stack=other={fake_python}")
+    rows = [" ".join(line.split()[1:5]) for line in result.output.splitlines() if line.startswith("ok ")]
+    assert sorted(rows) == [f"{stack} a library [{name}]" for stack in ("fake", "other") for name in ("one", "two")]
