@@ -5,7 +5,8 @@
 
 Without a URL the ledger is a file in a temporary folder; ``--postgres`` starts a server of its own. A ledger at a URL
 must be empty: it must never fill one that is in use. Each time is of a ledger that was opened anew, the median of five,
-with the file in the page cache, as it is after a run that wrote to it.
+with the file in the page cache, as it is after a run that wrote to it; whole commands are processes, the median of
+seven. In the last run 11 claims flip, in the one before it hundreds do.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ from tests.postgres import running  # noqa: E402
 
 VERDICTS = ("HOLDS",) * 90 + ("CONTRADICTED (worse)", "CHANGED", "CONTRADICTED (better)") + ("NOT_EVALUATED",) * 7
 REPEATS = 5
+COMMANDS = 7
+GPUGUARD = [sys.executable, "-c", "from pytest_gpuguard.cli import main; main()"]
+FLIPS = 11
 
 
 def claim(number: int) -> str:
@@ -70,6 +74,7 @@ def fill(store: Store, claims: int, runs: int) -> None:
     with store._writing() as connection:
         upsert(connection, schema.subjects, subjects, ["digest"])
         found = {row.claim: row.id for row in connection.execute(select(schema.subjects))}
+    known: dict[int, str] = {}  # claim → what it was last found to be
     for run in range(runs):
         start = 1.7e9 + 86400.0 * run
         store.begin(
@@ -82,6 +87,12 @@ def fill(store: Store, claims: int, runs: int) -> None:
         for number in range(claims):
             key = rows.digest(claim(number), "new", first.expectation)
             verdict = chance.choice(VERDICTS)
+            if run == runs - 1:
+                flips = number % max(claims // FLIPS, 1) == 0 and number // max(claims // FLIPS, 1) < FLIPS
+                before = known.get(number, "HOLDS")
+                verdict = before if not flips else "CHANGED" if before == "HOLDS" else "HOLDS"
+            if verdict != "NOT_EVALUATED":
+                known[number] = verdict
             judged.append(
                 {
                     **base,
@@ -141,6 +152,21 @@ def added(url: str, runs: int, claims: int) -> None:
     print(f"{'add one judgement':40s} {statistics.median(took):7.3f} s  (slowest {max(took):.3f} s)", flush=True)
 
 
+def commanded(what: str, *words: str) -> None:
+    """A whole command, with Python's start and its imports."""
+    took = []
+    for _ in range(COMMANDS):
+        begun = time.perf_counter()
+        done = subprocess.run([*GPUGUARD, *words], cwd=CHECKOUT, capture_output=True)
+        took.append(time.perf_counter() - begun)
+        if done.returncode not in (0, 1):
+            sys.exit(done.stderr.decode())
+    lines = done.stdout.count(b"\n")
+    print(
+        f"{what:40s} {statistics.median(took):7.3f} s ({min(took):.3f} to {max(took):.3f}; {lines} lines)", flush=True
+    )
+
+
 def measure(url: str, claims: int, runs: int) -> None:
     begun = time.perf_counter()
     with open_ledger(url) as store:
@@ -155,6 +181,10 @@ def measure(url: str, claims: int, runs: int) -> None:
     timed("history(claim, evidence=True)", url, lambda store: store.history(one, evidence=True))
     timed("latest()", url, lambda store: store.latest())
     timed("evaluated()", url, lambda store: store.evaluated())
+    if "@" not in url:  # a password would stand in the list of processes
+        commanded("gpuguard history CLAIM", "history", one, "--ledger", url)
+        commanded(f"gpuguard diff, {FLIPS} flips", "diff", last, "--ledger", url)
+        commanded("gpuguard diff, hundreds of flips", "diff", f"run-{runs - 2:04d}", "--ledger", url)
     added(url, runs, claims)
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .ledger.store import Store
     from .ledger.writer import LedgerWriter
     from .options import Config
+    from .packing.ledger_times import Times
 
 #: A claim that so many runs in a row could not decide, on the same stack, fails.
 UNDECIDED_RUNS: Final = 3
@@ -73,6 +74,19 @@ class Remembering:
         from .confirm import write_rates
 
         write_rates({name: self.rates(name) for name in claims}, folder)
+
+    def times(self) -> Times:
+        """How long claims took where they were last verified; nothing is opened or made for it but to read."""
+        from .packing.ledger_times import times_in
+
+        return times_in(self._settings.ledger)
+
+    def share_times(self, folder: Path) -> None:
+        """The same, for xdist's workers, where they are to plan by it."""
+        from .packing.ledger_times import write_times
+
+        if self._settings.budget_s is not None or self._settings.pack:
+            write_times(self.times(), folder)
 
     def share_before(self, folder: Path) -> None:
         """What was verified before this run, for xdist's workers."""

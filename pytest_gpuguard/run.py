@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .facts.stackref import StackRef
     from .ledger.flips import Index
     from .options import Config
+    from .packing.ledger_times import Times
     from .probing import Asked, ProbeResult
 
 T = TypeVar("T")
@@ -79,6 +80,13 @@ class Runner:
         plain = plain_nodeid(item)
         name = key_of(self.evaluation(item).claim.about.id or plain, plain)
         return read_rates(self._share, name) if self._share is not None else remembering_of(self.config).rates(name)
+
+    def times(self) -> Times:
+        """How long claims took, as the ledger knows it."""
+        from .packing.ledger_times import read_times
+        from .remembering import remembering_of
+
+        return read_times(self._share) if self._share is not None else remembering_of(self.config).times()
 
     def before(self) -> Index:
         """What was verified before this run."""

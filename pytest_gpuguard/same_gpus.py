@@ -6,6 +6,7 @@ A wish and no more: it must never keep a claim from GPUs that are free, and it s
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ _NONE: Final[_Had] = ("", ())
 
 
 class SameGpus:
-    """Of a whole run: claim and number of GPUs → the stack that was first, and what it had.
+    """Of a whole run: claim, number of GPUs and how many such boots it had → the stack that was first, and its GPUs.
 
     ``share`` is the folder of all xdist workers; what runs on two of them at once knows nothing of each other.
     """
@@ -54,7 +55,10 @@ class SameGpus:
 
 
 class Place:
-    """Of one evaluation: what to prefer, and what is to be told."""
+    """Of one evaluation: what to prefer, and what is to be told.
+
+    A claim may boot several servers, one beside the other: each has the place of its like.
+    """
 
     def __init__(self, run: SameGpus, claim: str, stack: str, shown: Callable[[Sequence[str]], str]) -> None:
         self._run = run
@@ -62,6 +66,7 @@ class Place:
         self._stack = stack
         self._shown = shown
         self._told: dict[str, None] = {}
+        self._boots: Counter[int] = Counter()
 
     @property
     def told(self) -> tuple[str, ...]:
@@ -77,10 +82,11 @@ class Place:
         if not uuids:
             return
         key = self._key(len(uuids))
+        self._boots[len(uuids)] += 1
         self._run.note(key, self._stack, uuids)
         stack, first = self._run.had(key)
         if stack != self._stack and set(first) != set(uuids):
             self._told[f"on {self._shown(uuids)}, and not on {self._shown(first)} as on {stack}"] = None
 
     def _key(self, count: int) -> str:
-        return f"{count} {self._claim}"
+        return f"{count} {self._boots[count]} {self._claim}"

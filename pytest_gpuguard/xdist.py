@@ -43,7 +43,7 @@ class Controller:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._folder = Path(tempfile.mkdtemp(prefix="gpuguard-"))
-        self._told = False
+        self._told = self._shared = False
         self._failed = 0
         rig = config.stash.get(RIG, None)
         if rig is not None:  # asked already, for the number of workers
@@ -52,6 +52,9 @@ class Controller:
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         """Tell a worker the folder that facts are shared through, and whether claims are packed."""
+        if not self._shared:  # before any worker plans
+            self._shared = True
+            remembering_of(self._config).share_times(self._folder)
         node.workerinput["gpuguard_share"] = str(self._folder)
         node.workerinput["gpuguard_pack"] = settings_of(self._config).pack
 

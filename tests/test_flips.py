@@ -41,7 +41,9 @@ def record(
 
 
 def found(now: Sequence[Record], before: Sequence[Record], past: Sequence[Record] = (), run: Run = RUN) -> list[Flip]:
-    return list(flips(run, now, before, lambda claim: [one for one in past if one.claim == claim]))
+    return list(
+        flips(run, now, before, lambda claims: {name: [one for one in past if one.claim == name] for name in claims})
+    )
 
 
 # What a flip is
@@ -304,22 +306,37 @@ def test_records_under_a_claims_former_name_are_its_history() -> None:
     old, new = {"torch": "2.9", "driver": "570"}, {"torch": "2.13", "driver": "580"}
     past = [record(3, claim="former", components={**old, "driver": "580"})]
 
-    (flip,) = flips(RUN, [record(5, WORSE, components=new)], [record(4, components=old)], lambda claim: past)
+    (flip,) = flips(RUN, [record(5, WORSE, components=new)], [record(4, components=old)], lambda _: {"claim": past})
 
     assert flip.ranked
 
 
-def test_history_is_asked_once_for_each_claim_that_flipped_and_for_no_other() -> None:
-    asked: list[str] = []
+def test_histories_are_asked_for_once_and_only_of_claims_that_flipped() -> None:
+    asked: list[list[str]] = []
     now = [record(5, WORSE, stack="old"), record(5, WORSE, stack="new"), record(5, claim="steady")]
-    before = [record(4, stack="old"), record(4, stack="new"), record(4, claim="steady")]
+    now += [record(5, WORSE, claim=f"claim {number}") for number in range(30)]
+    before = [replace(one, run="run-4", when=4.0, verdict=HOLDS, outcome="ready") for one in now]
 
-    def history(claim: str) -> list[Record]:
-        asked.append(claim)
-        return before
+    def histories(claims: Sequence[str]) -> dict[str, list[Record]]:
+        asked.append(sorted(claims))
+        return {}
 
-    assert len(flips(STACKS, now, before, history)) == 2
-    assert asked == ["claim"]
+    assert len(flips(STACKS, now, before, histories)) == 32
+    assert asked == [sorted(["claim", *(f"claim {number}" for number in range(30))])]
+
+
+def test_when_all_claims_flip_not_all_histories_are_in_memory_at_once() -> None:
+    asked: list[list[str]] = []
+    now = [record(5, WORSE, claim=f"claim {number}") for number in range(1000)]
+    before = [record(4, claim=one.claim) for one in now]
+
+    def histories(claims: Sequence[str]) -> dict[str, list[Record]]:
+        asked.append(list(claims))
+        return {}
+
+    assert len(flips(RUN, now, before, histories)) == 1000
+    assert max(map(len, asked)) <= 200
+    assert sorted(name for some in asked for name in some) == sorted(one.claim for one in now)
 
 
 def test_an_empty_run_has_no_flips() -> None:

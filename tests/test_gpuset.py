@@ -28,7 +28,8 @@ def choices(most: int = 8, strangers: bool = True) -> st.SearchStrategy[GpuChoic
         far = {one: value for one in pairs if (value := draw(few)) is not None}
         apart = frozenset(one for one in pairs if strangers and draw(st.integers(0, 3)) == 0)
         last = frozenset(name for name in names if draw(st.integers(0, 4)) == 0)
-        return GpuChoice(tuple(names), apart, far, last)
+        kept = draw(st.sets(st.sampled_from(names))) if draw(st.booleans()) else ()
+        return GpuChoice(tuple(names), apart, far, last).keeping(kept)
 
     return draw_one()
 
@@ -44,12 +45,12 @@ def brute(choice: GpuChoice, free: Sequence[str], n: int) -> tuple[str, ...] | N
         some for some in combinations(names, n) if not any(pair(a, b) in choice.apart for a, b in combinations(some, 2))
     ]
 
-    def key(some: tuple[str, ...]) -> tuple[int, int, list[int], list[int]]:
+    def key(some: tuple[str, ...]) -> tuple[bool, int, int, list[int], list[int]]:
         rest = [uuid for uuid in names if uuid not in some]
         far = [choice.distance.get(pair(a, b), FAR).bit_length() for a, b in combinations(rest, 2)]
         kept = [-far.count(level) for level in range(FAR.bit_length())]  # nearest first
         ranks = [choice.uuids.index(uuid) for uuid in some]
-        return total(choice, some), len(choice.last.intersection(some)), kept, ranks
+        return choice.kept != set(some), total(choice, some), len(choice.last.intersection(some)), kept, ranks
 
     return min(allowed, key=key, default=None)
 
@@ -144,6 +145,16 @@ def test_nothing_is_wanted_nothing_is_taken_and_too_few_are_none() -> None:
     assert choice.pick(["a", "b"], 2) == ("b", "a")
 
 
+def test_a_set_to_keep_is_taken_whenever_it_is_free_and_only_as_a_whole() -> None:
+    choice = GpuChoice(("a", "b", "c", "d"), distance={("a", "b"): 1, ("c", "d"): 9}).keeping(["d", "c"])
+    assert choice.pick("abcd", 2) == ("c", "d")
+    assert choice.pick("abc", 2) == ("a", "b")
+    assert choice.pick("abcd", 1) == choice.keeping([]).pick("abcd", 1)
+    assert choice.without(["c"]).kept == frozenset()
+    assert choice.keeping(["c", "elsewhere"]).kept == frozenset()
+    assert GpuChoice(("a", "b", "c"), apart=frozenset([("a", "b")])).keeping("ab").pick("abc", 2) == ("a", "c")
+
+
 def test_a_gpu_named_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="named twice: a, b, a"):
         GpuChoice(("a", "b", "a"))
@@ -180,6 +191,7 @@ GARBAGE: list[Any] = [
     {"uuids": ["a", "b"], "distance": [[0, 1, [2]]]},
     {"uuids": ["a", "b"], "last": [2]},
     {"uuids": ["a", "b"], "last": ["a"]},
+    {"uuids": ["a", "b"], "kept": [2]},
 ]
 
 
@@ -195,7 +207,7 @@ JSON = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from(["uuids", "apart", "distance", "last", "x"]), JSON) | JSON)
+@given(st.dictionaries(st.sampled_from(["uuids", "apart", "distance", "last", "kept", "x"]), JSON) | JSON)
 def test_any_json_is_a_choice_or_a_value_error(data: Any) -> None:
     try:
         choice = GpuChoice.from_dict(data)

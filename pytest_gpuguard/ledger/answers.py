@@ -134,10 +134,10 @@ class Answers(ABC):
         with self._reading() as ask:
             return tuple(self._reader.newest(ask, reading.last(before=run)))
 
-    def latest(self, kind: Kind = "verified") -> tuple[Record, ...]:
+    def latest(self, kind: Kind = "verified", evidence: bool = False) -> tuple[Record, ...]:
         """What is known now: as ``before``, of all runs."""
         with self._reading() as ask:
-            return tuple(self._reader.newest(ask, reading.last(kind=kind)))
+            return tuple(self._reader.newest(ask, reading.last(kind=kind), evidence))
 
     def evaluated(self, kind: Kind = "verified") -> Mapping[str, tuple[float | None, int]]:
         """Claim → when it was last found to hold or not (epoch seconds; None: never), and how many runs since then

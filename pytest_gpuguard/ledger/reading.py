@@ -150,7 +150,7 @@ class Reader:
             replace(one, evidence={"confirmed": one.evidence.get("confirmed")}) if one.evidence else one for one in made
         ]
 
-    def newest(self, ask: Ask, wanted: Query) -> list[Record]:
+    def newest(self, ask: Ask, wanted: Query, evidence: bool = False) -> list[Record]:
         """Of what ``last`` finds, one per present name of the claim, cards, stack and kind: the newest."""
         found = ask(*wanted)
         present = present_names(aliases(ask))
@@ -162,7 +162,7 @@ class Reader:
                 if other is None or _age(other) < _age(row):
                     chosen[subject] = row
             found = list(chosen.values())
-        made = self._made(ask, found, present)
+        made = self._made(ask, found, present, found if evidence else ())
         return sorted(made, key=lambda one: (one.claim, one.stack, one.kind, one.cards))
 
     def _made(

@@ -98,14 +98,24 @@ def key_of(claim_id: str, nodeid: str) -> str:
     return f"{claim_id}[{parameters}" if parameters and claim_id != nodeid else claim_id
 
 
-def expected_of(claim: Claim, nodeid: str, history: History | None = None, plain: bool = False) -> Expected:
+def expected_of(
+    claim: Claim,
+    nodeid: str,
+    history: History | None = None,
+    plain: bool = False,
+    shared: Callable[[], Seconds | None] = lambda: None,
+) -> Expected:
     """How long a claim takes: as measured before, else as ``claim(minutes=…)`` says, else by default.
 
-    ``plain``: it neither boots nor leases anything.
+    ``plain``: it neither boots nor leases anything. ``shared`` is asked what the ledger knows where ``history``, which
+    is this machine's own, knows nothing.
     """
     known = history.expected_seconds(key_of(claim.about.id or nodeid, nodeid)) if history is not None else None
+    source = "as measured before"
+    if known is None:
+        known, source = shared(), "as in the ledger"
     if known is not None:
-        return Expected((known.boot or 0.0) + known.rest, known.boot or 0.0, "as measured before")
+        return Expected((known.boot or 0.0) + known.rest, known.boot or 0.0, source)
     if claim.about.minutes is not None:
         return Expected(claim.about.minutes * 60, None, "as claim(minutes=…) says")
     return Expected(DEFAULT_PLAIN_S if plain else DEFAULT_S, None, "by default")

@@ -14,7 +14,8 @@ from ..claims.drift import on_cards
 from ..facts.faults import HostFault
 from ..facts.stack import StackError
 from ..run_stacks import StackAbsent
-from .history import Expected, Stopwatch, expected_of, key_of, parts_of
+from ..stacks import plain_nodeid
+from .history import Expected, Seconds, Stopwatch, expected_of, key_of, parts_of
 from .history_file import LocalHistory, history_file, read_history
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ..facts.stack import Stack
     from ..run import Runner
     from .budgeted import Budgeted
+    from .ledger_times import Times
 
 _WATCH: Final = pytest.StashKey[Stopwatch]()
 #: Fixtures by which a test's own code comes to a stack.
@@ -36,6 +38,7 @@ class Memory:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._history: LocalHistory | None = None
+        self._times: Times | None = None
         self._up: tuple[Hashable, LiveBoot | None] = (None, None)
 
     @property
@@ -54,7 +57,25 @@ class Memory:
         from .facts import leases
 
         claim = self._runner.evaluation(item).claim
-        return expected_of(claim, item.nodeid, self.history, plain=not leases(item))
+        return expected_of(claim, item.nodeid, self.history, not leases(item), lambda: self._shared(item))
+
+    def _shared(self, item: pytest.Item) -> Seconds | None:
+        """How long a claim took where the ledger last saw it, on such cards."""
+        from .ledger_times import expected
+
+        if self._times is None:
+            self._times = self._runner.times()
+        evaluation, plain = self._runner.evaluation(item), plain_nodeid(item)
+        known = self._times.get(key_of(evaluation.claim.about.id or plain, plain))
+        if not known:
+            return None
+        cards: tuple[str, ...] = ()
+        if any(one.cards for one in known):
+            try:
+                cards = self._runner.session.cards([gpu.uuid for gpu in self._runner.session.rig.usable])
+            except HostFault:
+                pass  # told by the verdict
+        return expected(known, evaluation.ref.name, cards)
 
     def parts(self, item: pytest.Item) -> dict[str, str | None]:
         """The parts of stack and rig that matter to a test; those that cannot be asked are missing."""

@@ -106,6 +106,9 @@ def look(name: Any) -> None:
     if kit.args.get("launch"):
         if library.launch is None or not kit.gpus:
             kit.absent("gpus", "no GPU is leased" if library.launch else f"no kernel of {name} is known to be launched")
+        cuda = getattr(importlib.import_module("torch").version, "cuda", None)
+        if cuda is None:
+            kit.absent("cuda", "torch is no CUDA build here: what that means, the claim about torch tells")
         kit.stage(f"launch a kernel of {name}")
         said.append(globals()[library.launch]())
     kit.answer(said=", ".join(said))
@@ -237,6 +240,8 @@ def launch_flash_attn() -> str:
 
 def launch_flashinfer() -> str:
     """Which targets its JIT builds for; compiling a kernel takes minutes and is left to the engine."""
+    if importlib.util.find_spec("flashinfer.compilation_context") is None:
+        return "what its JIT builds for, this release does not tell"
     context = importlib.import_module("flashinfer.compilation_context")
     targets = sorted(context.CompilationContext().TARGET_CUDA_ARCHS)
     kit.answer(targets=[f"{major}.{minor}" for major, minor in targets])

@@ -1,0 +1,105 @@
+"""How long claims took where they were last verified, out of a ledger that other machines may have written.
+
+It must never make a ledger's file, nor keep a run from its start: what cannot be read is not known.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ..files import read_json, write_json
+from .history import Seconds
+
+if TYPE_CHECKING:
+    from ..ledger.record import Record
+
+#: In the folder that xdist's workers share facts through.
+TIMES: Final = "times.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """What a claim took where it was last verified on this stack and these kinds of cards."""
+
+    stack: str
+    cards: tuple[str, ...]
+    when: float
+    seconds: Seconds
+
+
+#: By the claim's name in the ledger.
+Times = Mapping[str, Sequence[Took]]
+
+
+def times_in(url: str | None) -> Times:
+    """What the ledger at ``url`` knows; nothing where there is none (yet), or where it cannot be read."""
+    from ..ledger.errors import LedgerError
+    from ..ledger.file import answers, path_in
+
+    try:
+        path = path_in(url) if url is not None else None
+        if url is None or (path is not None and not os.path.exists(path)):
+            return {}
+        with answers(url) as ledger:
+            present = ledger.aliases()
+            return _under_all_names(times_of(ledger.latest(evidence=True)), present)
+    except LedgerError:
+        return {}  # told where this run is to be kept
+
+
+def times_of(records: Iterable[Record]) -> dict[str, list[Took]]:
+    """Those of records that say how long they took."""
+    found: dict[str, list[Took]] = {}
+    for one in records:
+        seconds = _seconds(one.evidence.get("seconds"))
+        if seconds is not None:
+            found.setdefault(one.claim, []).append(Took(one.stack, one.cards, one.when, seconds))
+    return found
+
+
+def expected(known: Sequence[Took], stack: str, cards: Iterable[str]) -> Seconds | None:
+    """What a claim is expected to take here: as last on such cards, on the stack of this name if it ran there."""
+    here = set(cards)
+    able = [one for one in known if here.issuperset(one.cards)]
+    last = max(able, key=lambda one: (one.stack == stack, one.when), default=None)
+    return last.seconds if last is not None else None
+
+
+def write_times(times: Times, folder: Path) -> None:
+    """The controller's side."""
+    data = {
+        claim: [[one.stack, list(one.cards), one.when, one.seconds.boot, one.seconds.rest] for one in found]
+        for claim, found in times.items()
+    }
+    write_json(folder / TIMES, data)
+
+
+def read_times(folder: Path) -> Times:
+    """The worker's side; empty where the controller wrote nothing."""
+    return {
+        claim: [Took(stack, tuple(cards), when, Seconds(boot, rest)) for stack, cards, when, boot, rest in found]
+        for claim, found in (read_json(folder / TIMES) or {}).items()
+    }
+
+
+def _under_all_names(times: dict[str, list[Took]], present: Mapping[str, str]) -> Times:
+    """A claim may still run under its old name."""
+    return {**{old: times[new] for old, new in present.items() if new in times}, **times}
+
+
+def _seconds(data: Any) -> Seconds | None:
+    """What a payload says; None for what is none: a ledger may have been imported."""
+    if not isinstance(data, Mapping):
+        return None
+    boot: Any = data.get("boot")
+    rest: Any = data.get("rest")
+    return Seconds(boot, rest) if _is_time(rest) and (boot is None or _is_time(boot)) else None
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
