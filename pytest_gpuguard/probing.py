@@ -130,6 +130,8 @@ def _ask(evaluation: Evaluation, asked: Asked, on_wait: Callable[[str], None] | 
     if isinstance(known, _Ended):
         return known
     with _leased(evaluation, choice, wanted, on_wait) as runs:
+        if evaluation.place is not None:
+            evaluation.place.took(runs.lease.uuids)
         ended = _run(evaluation, asked, stack, runs, asked.env)
         outcome = ended.observation.outcome
         if asked.contrast and outcome != READY and ended.absent is None and outcome not in HOST_FAULTS:
@@ -143,10 +145,10 @@ def _ask(evaluation: Evaluation, asked: Asked, on_wait: Callable[[str], None] | 
 def _choice(evaluation: Evaluation, asked: Asked) -> tuple[GpuChoice, int]:
     if asked.gpus == 0:
         return GpuChoice(()), 0
-    needs, rig = evaluation.claim.needs, evaluation.session.rig
-    choice = select_gpus(needs, asked.gpus or max(needs.gpus, 1), rig, arch_of).choice
     if asked.gpus is not None:
-        return choice, asked.gpus
+        return evaluation.gpus_for(asked.gpus), asked.gpus
+    needs, rig = evaluation.claim.needs, evaluation.session.rig
+    choice = select_gpus(needs, max(needs.gpus, 1), rig, arch_of).choice
     most = next((n for n in range(len(choice.uuids), 0, -1) if choice.pick(choice.uuids, n) is not None), 0)
     return choice, most
 
