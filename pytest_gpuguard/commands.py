@@ -75,6 +75,8 @@ def _read(
 ) -> Order:
     if isinstance(argv, (str, bytes)):
         raise ClaimError(f"argv is a list of words, not one string: {argv!r}; no shell splits it")
+    if not isinstance(argv, Sequence):
+        raise ClaimError(f"argv is a list of words, not {argv!r}")
     words = tuple(map(str, argv))
     if not words or not words[0]:
         raise ClaimError("argv is empty: there is no command to start")
@@ -84,7 +86,8 @@ def _read(
         raise ClaimError(f"port={port!r} is not a port: leave it out, and one is leased (1 to 65535)")
     if gpus is not None and gpus != 0 and not arguments.count(gpus):
         raise ClaimError(f"gpus={gpus!r} is not a count of GPUs")
-    for name in env or ():
+    variables = arguments.strings("env", env)
+    for name in variables:
         if name in (*LEASED, "PORT"):
             raise ClaimError(f"env may not set {name}: it belongs to the lease ({', '.join((*LEASED, 'PORT'))})")
     return Order(
@@ -92,7 +95,7 @@ def _read(
         ready=_readiness(ready),
         port=port,
         gpus=gpus if gpus is None else int(gpus),
-        env=arguments.strings("env", env),
+        env=variables,
         boot_timeout_s=arguments.parsed("boot_timeout", parse_duration, boot_timeout),
         model=arguments.text("model", model) if model is not None else default_model(words),
     )

@@ -69,6 +69,7 @@ JIT = (
     Example("jit.compiler_missing", "jit.compile", "nvcc: not found", "/bin/sh: 1: /usr/local/cuda/bin/nvcc: not found\n"),
     Example("jit.tool_missing", "jit.compile", "Failed to find C compiler", vllm("RuntimeError: Failed to find C compiler. Please specify via CC environment variable or set triton.knobs.build.impl.", TRITON)),
     Example("jit.tool_missing", "jit.compile", "'ninja'", sglang("FileNotFoundError: [Errno 2] No such file or directory: 'ninja'", "flashinfer/jit/cpp_ext.py run_ninja", before=POOLED)),
+    Example("jit.home_asserted", "jit.compile", "assert cuda_home is not None", sglang("AssertionError", "deep_gemm/__init__.py _find_cuda_home | assert cuda_home is not None", before=POOLED)),
     Example("jit.tool_missing", "jit.compile", "unsupported GNU version", "/usr/include/crt/host_config.h:143:2: error: #error -- unsupported GNU version! gcc versions later than 13 are not supported!\n"),
     Example("jit.triton", "jit.compile", "PassManager::run failed", sglang("RuntimeError: PassManager::run failed", TRITON, before=POOLED)),
     Example("jit.triton", "jit.compile", "`ptxas` failed", "`ptxas` failed with error code 255\n"),

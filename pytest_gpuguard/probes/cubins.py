@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import glob
 import importlib.util
 import mmap
 import os
@@ -63,6 +64,8 @@ def _files(name: str, begin: str) -> Iterator[str]:
         kit.absent("package", f"{name} is not installed in this stack")
     folders = list(spec.submodule_search_locations or ())
     paths = [os.path.join(root, one) for folder in folders for root, _, files in os.walk(folder) for one in files]
+    for folder in folders:
+        paths += glob.glob(glob.escape(folder) + "_*.so*")  # beside the package: deep_ep_cpp.*.so is DeepEP's
     found = False
     for path in sorted(paths or [str(spec.origin)]):
         if ".so" in os.path.basename(path) and re.match(begin, os.path.basename(path)) and _is_elf(path):

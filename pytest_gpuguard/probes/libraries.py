@@ -6,6 +6,7 @@ run a kernel. Must never compile one that takes minutes.
 
 from __future__ import annotations
 
+import glob
 import importlib
 import importlib.util
 import os
@@ -38,11 +39,11 @@ TABLE = {
         ("sglang-kernel", "sgl-kernel"), ("sgl_kernel",), "common_ops", "sgl_kernel", "launch_sgl_kernel"
     ),
     "flashinfer": Library(("flashinfer-python",), ("flashinfer",), launch="launch_flashinfer"),
-    "vllm": Library(("vllm",), ("vllm._C",), r"_C[._]", "_C", "launch_vllm"),
+    "vllm": Library(("vllm",), ("vllm._C", "vllm._C_stable_libtorch"), r"_C[._]", "_C", "launch_vllm"),
     "triton": Library(("triton",), ("triton",), "libtriton", launch="launch_triton"),
     "deep_gemm": Library(("sgl-deep-gemm", "deep-gemm"), ("deep_gemm",), ""),
     "deep_ep": Library(("sgl-deep-ep", "deep-ep"), ("deep_ep",), ""),
-    "flash_mla": Library(("sgl-flash-mla", "flash-mla"), ("flash_mla", "sgl_flash_mla"), ""),
+    "flash_mla": Library(("sgl-flash-mla", "flash-mla"), ("flash_mla",), ""),
     "flash_attn": Library(("flash-attn",), ("flash_attn_2_cuda",), "flash_attn_2_cuda", launch="launch_flash_attn"),
     "flash_attn_4": Library(("flash-attn-4",), ("flash_attn.cute",)),
     "quack": Library(("quack-kernels",), ("quack",)),
@@ -51,7 +52,7 @@ TABLE = {
     "b12x": Library(("b12x",), ("b12x",)),
 }
 #: How long one of several may take, in seconds.
-LIMIT_S = 45.0
+LIMIT_S = 60.0
 #: What is said where a library needs the driver's own to be imported, and there is no GPU.
 NO_DRIVER = re.compile(r"libcuda\.so|libnvidia-ml\.so|No CUDA GPUs are available|Found no NVIDIA driver")
 
@@ -125,10 +126,18 @@ def find(library: Library) -> tuple[str, str] | None:
         if spec is None:
             continue
         folders = list(spec.submodule_search_locations or ())
-        if folders and module.startswith("flash_attn.") and not os.path.isdir(os.path.join(folders[0], "cute")):
-            continue  # two distributions share this package
+        below = module.partition(".")[2]
+        if below and not any(one.partition(".")[0] == below for folder in folders for one in _names(folder)):
+            continue  # two distributions may share a package, and releases name their parts differently
         return module, folders[0] if folders else str(spec.origin)
     return None
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def _not_there(library: Library) -> NoReturn:
@@ -165,10 +174,14 @@ def _version(library: Library, folder: str) -> str:
 
 
 def compiled_files(folder: str, names: str | None) -> Iterator[str]:
-    """The ELF libraries below a folder (or the one file) whose name begins so; text in a file called .so is none."""
+    """The ELF libraries of a package (or the one file) whose name begins so; text in a file called .so is none.
+
+    They may lie beside the package: deep_ep_cpp.*.so is DeepEP's.
+    """
     found = [folder]
     if os.path.isdir(folder):
         found = [os.path.join(root, one) for root, _, files in os.walk(folder) for one in files if ".so" in one]
+        found += glob.glob(glob.escape(folder) + "_*.so*")
     for path in sorted(found):
         if names and not re.match(names, os.path.basename(path)):
             continue

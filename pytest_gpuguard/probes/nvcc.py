@@ -1,6 +1,6 @@
 """Finds out which nvcc a just-in-time build would take, and whether it can compile for the GPUs of this machine.
 
-The way it is looked for is that of torch, FlashInfer and DeepGEMM. Must never choose a better one by itself.
+The way it is looked for is that of torch, tvm-ffi, FlashInfer and SGLang. Must never choose a better one by itself.
 """
 
 from __future__ import annotations
@@ -58,13 +58,6 @@ def run() -> None:
                 f"{said} does not know compute_{sm}, torch is built for CUDA {torch_cuda or 'none'}{where}: set "
                 f"CUDA_HOME to a newer toolkit{_others(path)}",
             )
-    if torch_cuda and int(torch_cuda.partition(".")[0]) != version[0]:
-        # torch.utils.cpp_extension refuses with: The detected CUDA version mismatches the version that was used …
-        kit.defect(
-            "jit.compile",
-            f"{said} is of another major than torch's CUDA {torch_cuda}, torch refuses to build with it{where}"
-            + _others(path),
-        )
     for sm in kit.sms():
         wanted = FLASHINFER_WANTS.get(int(sm[:-1]))
         if wanted and version < wanted and _installed("flashinfer-python"):
@@ -74,7 +67,10 @@ def run() -> None:
                 f"builds for no GPU{where}{_others(path)}",
             )
         _compile(path, sm)
-    kit.answer(said=f"{said}, found by {how}, compiles for sm_{', sm_'.join(kit.sms())} ({path})")
+    # No defect: SGLang's and FlashInfer's builds go on (sglang/kernels/jit/utils/arch.py), torch's own do not.
+    other = torch_cuda is not None and int(torch_cuda.partition(".")[0]) != version[0]
+    note = f"; it is of another major than torch's CUDA {torch_cuda}: torch's own extensions refuse it" if other else ""
+    kit.answer(said=f"{said}, found by {how}, compiles for sm_{', sm_'.join(kit.sms())} ({path}){note}")
 
 
 def build_of_torch() -> str | None:
