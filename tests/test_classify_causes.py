@@ -209,3 +209,20 @@ def test_sglang_s_own_startup_complete_is_not_ready_when_the_engine_is_detected(
     log = BOOT + "[2026-01-02 03:04:06] INFO:     Application startup complete.\n"
     reading = classify_text(log, engine=None)
     assert (reading.outcome, reading.engine) == ("starting", "sglang")
+
+
+def test_a_capture_that_was_broken_off_gives_way_to_the_failure_that_broke_it() -> None:
+    """The traceback is printed, and then the process ends in the destructor of what was captured."""
+    oom = (
+        "Traceback (most recent call last):\n"
+        '  File "/x/torch/cuda/graphs.py", line 255, in __exit__\n'
+        "    self.cuda_graph.capture_end()\n"
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.00 GiB.\n"
+    )
+    ended = (
+        "terminate called after throwing an instance of 'c10::AcceleratorError'\n"
+        "  what():  CUDA error: operation failed due to a previous error during capture\n"
+        "Fatal Python error: Aborted\n"
+    )
+    assert classify_text(oom + ended).outcome == "oom.graph_capture"
+    assert classify_text(ended).outcome == "graph.incompatible"

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
 
 #: Folders whose files the documents name by their path.
-_FOLDERS = "pytest_gpuguard|examples|suites|tests|tools|docs|benchmarks|\\.ci"
+_FOLDERS = "pytest_gpuguard|examples|suites|tests|tools|docs|benchmarks|scripts|\\.ci"
 _FILE = re.compile(rf"(?<![\w/.<-])(?:{_FOLDERS})/[\w./-]*\w(?!\w|[*<]|…)")
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -255,6 +255,15 @@ def test_no_claim_is_called_gone_that_was_not_asked_for(
     claims("", "sub").stdout.fnmatch_lines(["sub/test_sub.py::test_b: in the ledger and no longer in the suite"])
 
 
+def test_without_the_database_library_the_run_goes_to_a_spool(on: Run, pytester: pytest.Pytester) -> None:
+    """A checkout that runs in an environment it was not installed in."""
+    pytester.makeconftest("import sys\nsys.modules['sqlalchemy'] = None\n")
+    result = on("sglang==0.5.7", "--gpuguard-ledger=own.sqlite")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["gpuguard: the ledger failed: *without the Python package sqlalchemy*spool-*.jsonl*"])
+    assert list(Path(".gpuguard").glob("spool-*.jsonl"))
+
+
 def test_where_neither_ledger_nor_spool_can_be_written_it_is_said_also_when_quiet(on: Run) -> None:
     Path(".gpuguard").write_text("in the way")
     result = on("sglang==0.5.7", "-q", "--gpuguard-log-dir=logs")

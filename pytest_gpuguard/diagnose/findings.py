@@ -40,6 +40,9 @@ WEAK: Final = {
     "consequence": 4,
 }
 
+#: Failures that say themselves that another one before them is the cause, which may have been printed as a warning.
+SAYS_EARLIER: Final = frozenset({"graph.capture_broken"})
+
 _KEPT: Final = 8
 _BOOTING: Final = ("weights", "kv_pool", "graph_capture")
 _LATE: Final = ("warmup", "ready", "serving")
@@ -155,6 +158,9 @@ class Findings:
                 # A full GPU whose phase the line does not tell: another line may.
                 placed = [one for one in known if one.outcome.startswith("oom.") and one.signature != finding.signature]
                 return placed[0] if placed else finding
+            if finding.signature in SAYS_EARLIER:
+                earlier = [one for one in known if one.tier == "cause" and one.line < finding.line]
+                return min(earlier, key=lambda one: one.line) if earlier else finding
             if self.left_out is not None and finding.outcome == "unsupported.model":
                 return self.left_out
             return finding

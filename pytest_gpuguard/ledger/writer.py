@@ -58,12 +58,15 @@ class LedgerWriter:
     def store(self) -> Store | None:
         """The ledger, if it could be opened and has not failed since."""
         if self._store is None and not self._broken:
-            from .store import open_ledger
-
             try:
+                from .store import open_ledger
+
                 self._store = open_ledger(self.url)
             except LedgerError as error:
                 self._fail(error)
+            except ModuleNotFoundError as error:  # a checkout that was not installed: its verdicts are what counts
+                cure = "pip install sqlalchemy, or take --gpuguard-ledger none"
+                self._fail(LedgerError(f"it cannot be opened without the Python package {error.name}: {cure}"))
         return self._store
 
     def add(self, data: Mapping[str, Any]) -> None:
