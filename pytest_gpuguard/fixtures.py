@@ -79,7 +79,7 @@ def gpuguard_sglang_server(request: pytest.FixtureRequest) -> Callable[..., Serv
     runner = runner_of(request.config)
 
     def sglang_server(model: str, *argv: str, **options: Any) -> ServerHandle:
-        return runner.boot_in_body(request.node, model, argv, options)
+        return runner.in_body.sglang(request.node, model, argv, options)
 
     return sglang_server
 
@@ -98,7 +98,7 @@ def gpuguard_command_server(request: pytest.FixtureRequest) -> Callable[..., Ser
     runner = runner_of(request.config)
 
     def command_server(argv: Sequence[str], **options: Any) -> ServerHandle:
-        return runner.command_in_body(request.node, argv, options)
+        return runner.in_body.command(request.node, argv, options)
 
     return command_server
 
@@ -120,7 +120,7 @@ def gpuguard_probe(request: pytest.FixtureRequest) -> Callable[..., ProbeResult]
     def probe(script: str | Path, **options: Any) -> ProbeResult:
         needs = runner.evaluation(request.node).claim.needs
         needed = max(needs.gpus, 1) if needs.any_gpu else 0
-        return runner.probe_in_body(request.node, read_asked(script, request.path.parent, needed=needed, **options))
+        return runner.in_body.probe(request.node, read_asked(script, request.path.parent, needed=needed, **options))
 
     return probe
 

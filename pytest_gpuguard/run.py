@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pytest
 
+from .calling import IN_CALL, SKIPPED, call_again, calling
 from .claims.claim import Claim
-from .claims.errors import ClaimError
-from .claims.markers import serves as serves_marker
 from .claims.needs import Needs
 from .claims.observation import Observation
-from .claims.rehearsal import SIMULATED
 from .claims.verdict import Body, Judgement, Verdict, worst
 from .collect import CLAIM, GATE
 from .confirm import Confirmation, read_before, read_rates
 from .engines.handle import PendingServer, ServerHandle
-from .evaluate import BootFailed, Evaluation
+from .evaluate import Evaluation
+from .in_body import InBody
 from .packing.history import key_of
 from .packing.memory import Memory
 from .packing.scheduler import assigned
@@ -33,8 +32,8 @@ from .report.progress import ProgressLine
 from .same_gpus import SameGpus
 from .session import Session
 from .stacks import chosen, plain_nodeid
-from .terms import SKIP_BODY, XFAIL, body_of, drop_xfail, finish, skip, unjudged
-from .timeouts import TIMER, ClaimTimeout, ItemTimer
+from .terms import SKIP_BODY, XFAIL, drop_xfail, finish, skip, unjudged
+from .timeouts import TIMER, ClaimTimeout
 from .xdist import STOP, STOPPED
 
 if TYPE_CHECKING:
@@ -45,15 +44,11 @@ if TYPE_CHECKING:
     from .ledger.flips import Index
     from .options import Config
     from .packing.ledger_times import Times
-    from .probing import Asked, ProbeResult
 
 T = TypeVar("T")
 
 EVALUATION: Final = pytest.StashKey[Evaluation]()
 PAYLOAD: Final = pytest.StashKey[dict[str, Any]]()
-IN_CALL: Final = pytest.StashKey[bool]()
-#: Why a server that the body asked for cannot be booted here: what the test is then counted by.
-SKIPPED: Final = pytest.StashKey[str]()
 #: What a body that asked for its server late was given.
 LATE: Final = pytest.StashKey[PendingServer]()
 
@@ -67,6 +62,8 @@ class Runner:
         self.session = Session(settings, share, lambda: assigned(share) if share is not None else ())
         self._share = share
         self.progress = ProgressLine(config)
+        #: For what a test's own code asks for.
+        self.in_body = InBody(self)
         self.memory = Memory(self)
         self._same_gpus = SameGpus(share)
         self.confirmation = Confirmation(
@@ -190,31 +187,16 @@ class Runner:
         live = self._boot(pyfuncitem, evaluation, claim) if claim.serves is not None else None
         failed = claim.serves is not None and (live is None or live.broken)
         pyfuncitem.stash[SKIP_BODY] = failed
-        pyfuncitem.stash[IN_CALL] = True
-        body, error = Body("not_run"), None
         result: Any = None
-        timer = pyfuncitem.stash.get(TIMER, None)
-        try:
-            try:
-                result = yield
-            finally:
-                if timer is not None:
-                    timer.pause()
-            body = Body("not_run" if failed else "passed")
-        except BaseException as raised:
-            error = raised
-            body = body_of(raised, pyfuncitem, pyfuncitem.stash.get(SKIPPED, "skip"))
-        finally:
-            pyfuncitem.stash[IN_CALL] = False
-            pyfuncitem.stash[SKIP_BODY] = False
-        if timer is not None:
-            timer.pause()  # again: it may have struck just before the first
-            if timer.expired:
-                body = Body("timeout", timer.message)
+        with calling(pyfuncitem, pyfuncitem.stash.get(TIMER, None)) as called:
+            result = yield
+        pyfuncitem.stash[SKIP_BODY] = False
+        body, error = called.body, called.error
+        if failed and body.kind == "passed":
+            body = Body("not_run")
+        called.unless_stopped()
         if drop_xfail(pyfuncitem):
             body, error = Body("error", XFAIL), None
-        if error is not None and isinstance(error, (KeyboardInterrupt, SystemExit, pytest.exit.Exception)):
-            raise error
         judgements, observations = evaluation.judge(body)
         self._record(pyfuncitem, judgements, observations)
         if self._flips(pyfuncitem):
@@ -245,7 +227,7 @@ class Runner:
             claim, body = evaluation.claim, Body("not_run")
             live = self._boot(item, evaluation, claim, fresh=True) if claim.serves is not None else None
             if claim.serves is None or (live is not None and not live.broken):
-                body = self._body(item, timer.anew() if timer is not None else None)
+                body = call_again(item, timer.anew() if timer is not None else None)
             return evaluation.judge(body)[0]
         except pytest.skip.Exception as skipped:  # the run was stopped meanwhile
             return (Judgement("claim", Verdict.NOT_EVALUATED, "none", str(skipped), reason="skip"),)
@@ -254,32 +236,6 @@ class Runner:
             if timer is not None:
                 item.stash[TIMER] = timer
 
-    def _body(self, item: pytest.Function, timer: ItemTimer | None) -> Body:
-        """Call a test's own code, with the fixtures that it has."""
-        names = inspect.signature(item.obj).parameters
-        body = Body("passed")
-        item.stash[IN_CALL] = True
-        try:
-            try:
-                if timer is not None:
-                    item.stash[TIMER] = timer
-                    timer.start()
-                item.obj(**{name: item.funcargs[name] for name in names if name in item.funcargs})
-            finally:
-                if timer is not None:
-                    timer.pause()
-        except (KeyboardInterrupt, SystemExit, pytest.exit.Exception):
-            raise
-        except BaseException as raised:
-            body = body_of(raised, item, item.stash.get(SKIPPED, "skip"))
-        finally:
-            item.stash[IN_CALL] = False
-        if timer is not None:
-            timer.pause()  # again: it may have struck just before the first
-            if timer.expired:
-                body = Body("timeout", timer.message)
-        return body
-
     def _boot(
         self, item: pytest.Function, evaluation: Evaluation, claim: Claim, fresh: bool = False
     ) -> LiveBoot | None:
@@ -287,7 +243,7 @@ class Runner:
         assert serves is not None
         given = (item.funcargs.get("server"), item.funcargs.get("gpuguard_server"), item.stash.get(LATE, None))
         handle = next((one for one in given if isinstance(one, PendingServer)), None)
-        live = self._booted(
+        live = self.booted(
             item,
             lambda: evaluation.boot(
                 serves,
@@ -313,81 +269,7 @@ class Runner:
                 live.touched = True
                 handle.attach(ServerHandle(live.boot, live.observation))
 
-    def boot_in_body(
-        self, item: pytest.Item, model: str, argv: tuple[str, ...], options: dict[str, Any]
-    ) -> ServerHandle:
-        """What ``sglang_server(…)`` does: a boot of its own for this test. Raises BootFailed."""
-        if not item.stash.get(IN_CALL, False):
-            raise RuntimeError(
-                "sglang_server(…) boots in the call phase: call it in the test's body "
-                "(a fixture may hand over a function that calls it)"
-            )
-        try:
-            declared = serves_marker.parse(pytest.mark.serves("sglang", model, *argv, **options).mark)
-        except ClaimError as error:
-            raise TypeError(f"sglang_server: {error}") from None
-        evaluation = self.evaluation(item)
-        unmet = evaluation.unmet_server(declared)
-        if unmet:
-            item.stash[SKIPPED] = unmet[0].kind
-            skip(item, "; ".join(one.text for one in unmet))
-        live = self._booted(
-            item,
-            lambda: evaluation.boot(
-                declared,
-                alone=True,
-                fresh=True,
-                on_progress=self.progress.of(item.nodeid),
-                on_wait=self.progress.waiting(item.nodeid),
-            ),
-        )
-        if live is None:
-            raise BootFailed(evaluation.latest)
-        if live.boot is None or not live.observation.ready:
-            raise BootFailed(live.observation)
-        return ServerHandle(live.boot, live.observation)
-
-    def command_in_body(self, item: pytest.Item, argv: Sequence[str], options: dict[str, Any]) -> ServerHandle:
-        """What ``command_server(…)`` does: any command, booted for this test. Raises BootFailed."""
-        from . import commands
-
-        if not item.stash.get(IN_CALL, False):
-            raise RuntimeError(
-                "command_server(…) boots in the call phase: call it in the test's body "
-                "(a fixture may hand over a function that calls it)"
-            )
-        order = commands.read_order(argv, **options)
-        evaluation = self.evaluation(item)
-        unmet = commands.unmet(evaluation, order)
-        if unmet:
-            item.stash[SKIPPED] = unmet[0].kind
-            skip(item, "; ".join(one.text for one in unmet))
-        on_progress, on_wait = self.progress.of(item.nodeid), self.progress.waiting(item.nodeid)
-        found = self._booted(item, lambda: evaluation.took(commands.boot(evaluation, order, on_progress, on_wait)))
-        if found is None:
-            raise BootFailed(evaluation.latest)
-        if found.boot is None or not found.observation.ready:
-            raise BootFailed(found.observation)
-        return ServerHandle(found.boot, found.observation)
-
-    def probe_in_body(self, item: pytest.Item, asked: Asked) -> ProbeResult:
-        """What ``probe(…)`` does. Raises ProbeFailed; skips what cannot be decided here."""
-        from .probing import ProbeAbsent, probe
-
-        if not item.stash.get(IN_CALL, False):
-            raise RuntimeError("probe(…) runs its script in the call phase: call it in the test's body")
-        if self.session.simulated:
-            item.stash[SKIPPED] = SIMULATED
-            skip(item, "a simulated rig runs no probes")
-        evaluation = self.evaluation(item)
-        waiting = self.progress.waiting(item.nodeid)
-        try:
-            return self._booted(item, lambda: probe(evaluation, asked, waiting))
-        except ProbeAbsent as absent:
-            item.stash[SKIPPED] = absent.kind
-            skip(item, str(absent))
-
-    def _booted(self, item: pytest.Item, work: Callable[[], T]) -> T:
+    def booted(self, item: pytest.Item, work: Callable[[], T]) -> T:
         """Boot, which counts for none of the test's own time."""
         return self._paused(item, lambda: self.memory.watch(item).boot(work))
 
