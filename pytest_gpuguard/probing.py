@@ -38,7 +38,7 @@ from .run_stacks import StackAbsent
 if TYPE_CHECKING:
     from .engines.log import LogReader
     from .engines.process import ServerProcess
-    from .facts.gpu import Gpu
+    from .facts.gpu import Gpu, Rig
 
 #: A probe that prints more than this (bytes) is ended.
 MOST_PRINTED: Final = 16 * 1024 * 1024
@@ -148,9 +148,20 @@ def _choice(evaluation: Evaluation, asked: Asked) -> tuple[GpuChoice, int]:
     if asked.gpus is not None:
         return evaluation.gpus_for(asked.gpus), asked.gpus
     needs, rig = evaluation.claim.needs, evaluation.session.rig
-    choice = select_gpus(needs, max(needs.gpus, 1), rig, arch_of).choice
-    most = next((n for n in range(len(choice.uuids), 0, -1) if choice.pick(choice.uuids, n) is not None), 0)
-    return choice, most
+    least = max(needs.gpus, 1)
+    for count in range(len(rig.leasable), least, -1):
+        more = select_gpus(needs, count, rig, arch_of)  # for that many: of MIG devices a process gets one
+        choice = more.choice.without(minor(rig))
+        if not more.unmet and choice.pick(choice.uuids, count) is not None:
+            return choice, count
+    return select_gpus(needs, least, rig, arch_of).choice, least
+
+
+def minor(rig: Rig) -> tuple[str, ...]:
+    """GPUs beside those that serve: with less than a quarter of the largest one's memory, such as one for a display."""
+    sizes = {gpu.uuid: gpu.memory.total for gpu in rig.usable}
+    most = max((size for size in sizes.values() if size is not None), default=0)
+    return tuple(uuid for uuid, size in sizes.items() if size is not None and 4 * size < most)
 
 
 @contextmanager
@@ -201,7 +212,9 @@ def _run(
     container = session.container(stack)
     python = stack.python if container is None else IMAGE_PYTHON
     nonce = uuid4().hex
-    gpus = [session.rig.gpu(uuid) for uuid in lease.uuids] or list(session.rig.usable)
+    beside = minor(session.rig)
+    gpus = [session.rig.gpu(uuid) for uuid in lease.uuids]
+    gpus = gpus or [gpu for gpu in session.rig.usable if gpu.uuid not in beside]
     told = order(
         json.loads(asked.args),
         [gpu.device for gpu in gpus] if lease.uuids else [],

@@ -521,3 +521,40 @@ def test_a_test_without_a_claim_asks_each_stack(claims: Run, probed: Any, fake_p
         """
     result = claims(source, f"--gpuguard-stack=other={fake_python}")
     result.assert_outcomes(passed=2)
+
+
+def test_a_small_gpu_beside_those_that_serve_is_left_out(
+    claims: Run, probed: Any, fake_rig: FakeRigs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = fake_rig(n=3)
+    rig.shared.gpu[0].total = 2 << 30
+    rig.shared.gpu[0].cc_major, rig.shared.gpu[0].cc_minor = 6, 1
+    rig.apply(monkeypatch)
+    result = claims(
+        """
+        @needs_gpus(1)
+        @works
+        def test_all(probe):
+            probe("./look.py", args={"how": "all"}, gpus="all")
+
+        @needs_gpus(1)
+        @works
+        def test_none(probe):
+            assert probe("./look.py", args={"how": "none"}, gpus=0).data["sms"] == ["120"]
+        """
+    )
+    result.assert_outcomes(passed=2)
+    assert probed()[0].split()[:2] == ["all", "1,2"]
+
+
+def test_of_several_mig_devices_a_probe_gets_one(
+    claims: Run, probed: Any, fake_rig: FakeRigs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA shows a process the first one alone."""
+    rig = fake_rig(n=2, card="h200")
+    migs = [rig.partition(gpu, ("3g.71gb", 71424))[0] for gpu in (0, 1)]
+    rig.apply(monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(migs))
+    claims(one("answer", "@needs_gpus(1)\n        @works", ', gpus="all"')).assert_outcomes(passed=1)
+    (line,) = probed()
+    assert line.split()[1:] in ([migs[0], migs[0]], [migs[1], migs[1]])
