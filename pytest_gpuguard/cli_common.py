@@ -80,16 +80,20 @@ def fail(text: str) -> NoReturn:
 
 
 def _existing(url: str | None) -> str:
-    if url is None:
-        here = Path.cwd()
-        found = next((one / DEFAULT for one in (here, *here.parents) if (one / DEFAULT).is_file()), None)
-        if found is None:
-            fail(f"there is no ledger here ({DEFAULT}): run pytest first, or name one with --ledger")
-        return str(found)
-    file = Path(url.removeprefix("sqlite:///")).expanduser()
-    if "://" not in url.removeprefix("sqlite:///") and not file.exists():
-        fail(f"there is no ledger {file}: a run of pytest makes one, gpuguard ledger import too")
-    return url
+    try:
+        if url is None:
+            here = Path.cwd()
+            found = next((one / DEFAULT for one in (here, *here.parents) if (one / DEFAULT).is_file()), None)
+            if found is None:
+                fail(f"there is no ledger here ({DEFAULT}): run pytest first, or name one with --ledger")
+            return str(found)
+        file = Path(os.path.expanduser(url.removeprefix("sqlite:///")))
+        if "://" not in url.removeprefix("sqlite:///") and not file.exists():
+            fail(f"there is no ledger {file}: a run of pytest makes one, gpuguard ledger import too")
+        return url
+    except OSError as error:
+        named = f"the ledger {url}" if url is not None else f"{DEFAULT} here and above"
+        fail(f"{named} cannot be looked for ({error.strerror}): give this user the right to, or name another --ledger")
 
 
 def say(text: str) -> None:

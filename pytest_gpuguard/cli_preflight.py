@@ -38,6 +38,16 @@ STATES: Final[Mapping[str, str]] = {
     "UNSTATED": "new",
     "NOT_EVALUATED": "-",
 }
+#: What the user's settings would change of how the suite is collected.
+_OURS: Final = (
+    "addopts=",
+    "python_files=test_*.py",
+    "python_functions=test",
+    "usefixtures=",
+    "required_plugins=",
+    "gpuguard_require=",
+)
+_NOT_PASSED: Final = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD")
 _COLOURS: Final = {"ok": "green", "BROKEN": "red", "better": "cyan", "open": "yellow", "new": "yellow"}
 
 
@@ -84,6 +94,13 @@ def preflight(
     seconds = time.monotonic() - began
     if not table.begun or code not in (0, 1, _NOTHING):
         raise click.UsageError(_last_words(said) or f"pytest ended with status {code}")
+    if not table.ended or len(table.claims) < table.count:
+        raise click.UsageError(
+            f"pytest ended after {len(table.claims)} of {table.count} checks (status {code}): {_last_words(said)}"
+        )
+    for line in said.splitlines():
+        if line.startswith("gpuguard: the ledger"):
+            click.echo(line, err=True)
     if not table.checks:
         raise click.UsageError(f"no check matches {expression!r}" if expression else "there are no checks")
     broken = sum(one["state"] == "BROKEN" for one in table.checks)
@@ -95,10 +112,13 @@ def preflight(
             "broken": broken,
             "seconds": round(seconds, 1),
         }
-        click.echo(json.dumps(whole))
+        click.echo(json.dumps(whole, allow_nan=False))
     else:
         table.end(seconds)
-    if broken or (code == 1 and not broken and _unexplained(table)):
+    if code == 1 and not any(one["state"] in ("BROKEN", "better", "open") for one in table.checks):
+        click.echo(f"Error: {_last_words(said)}", err=True)  # something that is no check's
+        raise SystemExit(1)
+    if broken:
         raise SystemExit(1)
 
 
@@ -106,7 +126,10 @@ class _Table:
     """What is shown, a line when it is known."""
 
     def __init__(self, silent: bool) -> None:
-        self.begun = False
+        self.begun = self.ended = False
+        #: How many checks there are to be, and which of them have a verdict.
+        self.count = 0
+        self.claims: set[tuple[str, str]] = set()
         self.lines: list[str] = []
         self.stacks: list[dict[str, Any]] = []
         self.checks: list[dict[str, Any]] = []
@@ -117,7 +140,7 @@ class _Table:
     def take(self, event: Mapping[str, Any]) -> None:
         """One line of what pytest's process tells."""
         if event["kind"] == "begin":
-            self.begun = True
+            self.begun, self.count = True, len(event["titles"])
             self.lines, self.stacks = list(event["lines"]), list(event["stacks"])
             self._several = len(self.stacks) > 1
             for line in self.lines:
@@ -129,15 +152,21 @@ class _Table:
                 for line in stack["changed"]:
                     self._print(f"stack {stack['name']}: changed since it was last looked at: {line}")
             self._print("")
+        elif event["kind"] == "end":
+            self.ended = True
         elif event["kind"] == "verdict":
             check = _check(event)
+            self.claims.add((event["claim"]["nodeid"], event["claim"]["stack"]))
             self.checks.append(check)
             self._show(check)
         else:
-            check = {"claim": event["nodeid"], "title": event["nodeid"], "state": "BROKEN", "verdict": "INFRA"}
-            check.update(
-                outcome="infra.test", fact=str(event["said"]).strip().splitlines()[-1], stack=None, seconds=0.0
-            )
+            said = [line for line in str(event["said"]).splitlines() if line.strip()]
+            own = [line[1:].strip() for line in said if line.startswith("E ")]
+            fact = (own or said or [""])[-1]
+            title = str(event["nodeid"]).rpartition("::")[2]
+            check = {"claim": event["nodeid"], "title": f"after {title}", "state": "BROKEN", "verdict": "INFRA"}
+            check.update(outcome="infra.test", fact=fact.strip(), stack=None, seconds=0.0)
+            check.update(label=None, reason=None, log=None, found={}, remedies=[])
             self.checks.append(check)
             self._show(check)
 
@@ -205,20 +234,20 @@ def _cold(stacks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"stack {one['name']}: cold JIT caches: {', '.join(cold)}; what compiles a kernel first takes longer"
 
 
-def _unexplained(table: _Table) -> bool:
-    """Whether pytest failed over something that no check shows, such as memory that did not come back."""
-    return not any(one["state"] in ("BROKEN", "better") for one in table.checks)
-
-
 def _run(words: Sequence[str], table: _Table) -> tuple[int, str]:
     """Pytest over the suite; its status and what it printed."""
     reader, writer = os.pipe()
-    env = {**os.environ, PIPE: str(writer)}
-    env.pop("PYTEST_ADDOPTS", None)
+    env = {name: one for name, one in os.environ.items() if name not in _NOT_PASSED} | {PIPE: str(writer)}
+    # Not -m: that would take a json.py of the current folder for the standard library's.
     command = [
-        *(sys.executable, "-m", "pytest", str(suite_folder()), "-q", "-p", "no:cacheprovider", "-p", "no:randomly"),
-        *("-p", "pytest_gpuguard.preflight_tell", f"--rootdir={os.getcwd()}", "-o", "addopts=", *_ini(), *words),
+        *(sys.executable, "-c", "import sys; del sys.path[0]; import pytest; sys.exit(pytest.main())"),
+        *(str(suite_folder()), "-q", "-p", "no:cacheprovider", "-p", "no:randomly"),
+        *("-p", "pytest_gpuguard.preflight_tell"),
+        *(word for one in _OURS for word in ("-o", one)),
+        *_ini(),
+        *words,
     ]
+    was = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(
@@ -234,6 +263,8 @@ def _run(words: Sequence[str], table: _Table) -> tuple[int, str]:
         except BaseException:
             _stop(process)
             raise
+        finally:
+            signal.signal(signal.SIGTERM, was)
         output.seek(0)
         return code, output.read().decode("utf-8", "replace")
 
@@ -258,14 +289,14 @@ def _ini() -> list[str]:
         for name, sign in signs.items():
             try:
                 if sign in (folder / name).read_text(encoding="utf-8", errors="replace"):
-                    return ["-c", str(folder / name)]
+                    return ["-c", str(folder / name), f"--rootdir={folder}"]
             except OSError:
                 continue
-    return ["-c", os.devnull]
+    return ["-c", os.devnull, f"--rootdir={here}"]
 
 
 def _last_words(said: str) -> str:
     """What pytest said of why it did not run: its error lines, or its last ones."""
     lines = [line.rstrip() for line in said.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith(("ERROR", "E  "))]
-    return "\n".join((errors or lines)[-8:])
+    first = next((at for at, line in enumerate(lines) if line.startswith(("ERROR", "E  ", "FAILED"))), None)
+    return "\n".join(lines[-8:] if first is None else lines[first : first + 8])

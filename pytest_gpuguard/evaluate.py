@@ -47,7 +47,7 @@ class Evaluation(Booting):
         #: It is evaluated once more: what this run has answered already does not count.
         self.anew = False
         #: What its probes were given: some of it may be secret.
-        self.asked_env: list[dict[str, str]] = []
+        self.asked_texts: list[dict[str, str]] = []
         #: We stop its servers ourselves, while its code still runs: how they end says nothing.
         self.given_up = False
         self._bare: tuple[Sampler, tuple[str, ...], float] | None = None

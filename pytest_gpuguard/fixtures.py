@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .engines.handle import PendingServer, ServerHandle
     from .facts.gpu import Gpu, Rig
     from .facts.stack import Stack
-    from .probing import ProbeResult
+    from .probe_asked import ProbeResult
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def gpuguard_probe(request: pytest.FixtureRequest) -> Callable[..., ProbeResult]
     ProbeFailed when something is broken (the judge has the observation), TypeError for a wrong question.
     """
     from .plugin import runner_of
-    from .probing import read_asked
+    from .probe_asked import read_asked
 
     runner = runner_of(request.config)
 

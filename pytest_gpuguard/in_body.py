@@ -21,7 +21,7 @@ from .terms import skip
 if TYPE_CHECKING:
     from .boots import LiveBoot
     from .claims.needs import Unmet
-    from .probing import Asked, ProbeResult
+    from .probe_asked import Asked, ProbeResult
     from .run import Runner
 
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
+import signal
+import threading
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -34,10 +37,38 @@ def tell(kind: str, **data: Any) -> None:
     number = os.environ.get(PIPE, "")
     if number.isdigit():
         line = json.dumps({"kind": kind, **data}) + "\n"
+        rest = line.encode()
         try:
-            os.write(int(number), line.encode())
+            while rest:
+                rest = rest[os.write(int(number), rest) :]
         except OSError:
-            pass  # whoever asked is gone; the run goes on for the ledger
+            _stop()
+
+
+def _stop() -> None:
+    """Whoever asked is gone: give the GPUs back, as after Ctrl-C."""
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def _watch(number: int) -> None:
+    """Wait until nobody reads the pipe any more."""
+    waiter = select.poll()
+    waiter.register(number, 0)  # errors and hang-ups are always told
+    waiter.poll()
+    _stop()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A command that is killed must not leave a run behind that goes on to use GPUs."""
+    number = os.environ.get(PIPE, "")
+    if number.isdigit():
+        threading.Thread(target=_watch, args=(int(number),), daemon=True).start()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """All that was to be told has been."""
+    tell("end")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -62,7 +62,7 @@ def secrets_of(evaluation: Evaluation) -> Secrets:
     serves, specs = evaluation.claim.serves, [live.spec for live in evaluation.live]
     declared = [(serves.env, serves.flags)] if serves is not None else []
     started = [(dict(spec.env), spec.flags) for spec in specs]
-    both = [*declared, *started, *((env, ()) for env in evaluation.asked_env)]
+    both = [*declared, *started, *((env, ()) for env in evaluation.asked_texts)]
     return Secrets([env for env, _ in both], [flags for _, flags in both])
 
 

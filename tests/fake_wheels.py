@@ -129,6 +129,14 @@ def run_probe(
     return Answer(subprocess.run(argv, env=surroundings, capture_output=True, text=True, timeout=60))
 
 
+def outcome(answer: Answer, kind: str, *texts: str) -> None:
+    """It ended with a defect of that kind, whose line has these texts."""
+    assert answer.defect is not None, answer.text
+    assert answer.defect[0] == kind
+    for text in texts:
+        assert text in answer.defect[1], answer.defect
+
+
 def link(target: Path, source: str, *flags: str) -> Path:
     """Link C source into a shared library."""
     file = target.with_suffix(".c")

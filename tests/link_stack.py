@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PROBES = ROOT / "pytest_gpuguard" / "probes"
 
 TORCH = '''
-import contextlib, ctypes, os, sys, time
+import contextlib, ctypes, json, os, sys, time
 __version__ = "2.9.0+cu130"
 BROKEN = os.environ.get("STANDIN", "").split()
 float32 = int32 = bfloat16 = None
@@ -42,6 +42,17 @@ class Tensor:
         return Tensor(self.size, content, self.place)
     def __mod__(self, other): return self
     def __mul__(self, other): return self._new(self.content * other)
+    def __floordiv__(self, other): return self
+    def __add__(self, other): return self._new(self.content + getattr(other, "content", other))
+    def __sub__(self, other): return self._new(self.content - other)
+    def __matmul__(self, other):
+        on_gpu = self.place.type == "cuda"
+        if "crash_compute" in BROKEN and on_gpu:
+            os.kill(os.getpid(), 11)
+        return self._new(self.content * other.content + ("wrong_products" in BROKEN and on_gpu))
+    def reshape(self, *shape): return self
+    def double(self): return self
+    def cpu(self): return self.to("cpu")
     def __xor__(self, other): return self._new(self.content ^ other)
     def __eq__(self, other): return self._new(int(self.content == getattr(other, "content", other)))
     def __ne__(self, other): return self._new(int(self.content != getattr(other, "content", other)))
@@ -50,8 +61,8 @@ class Tensor:
     def numel(self): return self.size
     def fill_(self, content): self.content = content
     def repeat_interleave(self, times): return Tensor(self.size * times, ("gathered", self.size))
-    def to(self, place):
-        return Tensor(self.size, self.content, place)
+    def to(self, place, dtype=None):
+        return self if place is None else Tensor(self.size, self.content, place)
     def copy_(self, source, non_blocking=False):
         between = {source.place.type, self.place.type} == {"cuda"}
         if "hang_copy" in BROKEN and between:
@@ -80,6 +91,9 @@ class cuda:
         def wait_stream(self, other): pass
     class CUDAGraph:
         def replay(self): distributed.graph()
+    device_count = staticmethod(lambda: len(json.loads(os.environ["GPUGUARD_PROBE"])["gpus"]))
+    init = is_bf16_supported = staticmethod(lambda: True)
+    get_arch_list = staticmethod(lambda: ["sm_120"])
     set_device = staticmethod(lambda one: None)
     synchronize = staticmethod(lambda one=None: link("2.5 GT/s PCIe", "16"))
     current_stream = Stream
@@ -100,27 +114,37 @@ import torch
 BROKEN = torch.BROKEN
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 P2P = os.environ.get("NCCL_P2P_DISABLE") != "1"
-capturing, graph, met = False, None, 0
+capturing, graph = False, None
+class Group:
+    met, group_name = 0, "0"
+    def __init__(self, size): self.size = size
+    def hangs(self, where):
+        together = self is not group.WORLD and f"hang_{where}_together" in BROKEN
+        return together or f"hang_{where}" in BROKEN or f"hang_{where}_of_{self.size}" in BROKEN
 class group:
-    class WORLD:
-        group_name = "0"
+    WORLD = Group(WORLD)
+Group.world = group.WORLD
+def new_group(ranks):
+    made = Group(len(ranks))
+    if RANK in ranks and "late_init" not in BROKEN:
+        _init(made)
+    return made
 def is_available(): return True
 def is_nccl_available(): return "no_nccl" not in BROKEN
-def _meet(value=0):
+def _meet(value=0, group=group.WORLD):
     """What all ranks gave, by rank."""
-    global met
-    met += 1
-    stem = os.path.join(os.environ["STANDIN_MEET"], f"{os.environ['MASTER_PORT']}-{met}-")
+    group.met += 1
+    stem = os.path.join(os.environ["STANDIN_MEET"], f"{os.environ['MASTER_PORT']}-{group.size}-{group.met}-")
     with open(stem + f"{RANK}.new", "w") as file:
         file.write(str(value))
     os.replace(stem + f"{RANK}.new", stem + str(RANK))
-    while not all(os.path.exists(stem + str(rank)) for rank in range(WORLD)):
+    while not all(os.path.exists(stem + str(rank)) for rank in range(group.size)):
         time.sleep(0.002)
-    return [float(open(stem + str(rank)).read()) for rank in range(WORLD)]
-def _init():
-    if "hang_init" in BROKEN:
+    return [float(open(stem + str(rank)).read()) for rank in range(group.size)]
+def _init(group=group.WORLD):
+    if group.hangs("init"):
         torch.hang()
-    print(f"n:1:1 [{RANK}] NCCL INFO ncclCommInitRankConfig comm 0x1 rank {RANK} nranks {WORLD} - Init COMPLETE")
+    print(f"n:1:1 [{RANK}] NCCL INFO ncclCommInitRankConfig comm 0x1 rank {RANK} nranks {group.size} - Init COMPLETE")
     print(f"n:1:1 [{RANK}] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via {'P2P/CUMEM' if P2P else 'SHM/direct/direct'}")
     sys.stdout.flush()
 if "late_init" in BROKEN:
@@ -128,27 +152,29 @@ if "late_init" in BROKEN:
 else:
     def init_process_group(backend=None, timeout=None, device_id=None):
         _init()
-def all_reduce(data):
+def all_reduce(data, group=None):
     global graph
+    group = group or Group.world
     if capturing:
         graph = lambda: all_reduce(data)
         return
-    if met:
-        data.content *= WORLD * (WORLD + 1) / 2 / (RANK + 1)
+    if group.met:
+        data.content *= group.size * (group.size + 1) / 2 / (RANK + 1)
         return
     if "late_init" in BROKEN:
-        _init()
-    if "hang_first" in BROKEN and P2P:
+        _init(group)
+    if group.hangs("first") and P2P:
         torch.hang()
     if "raise" in BROKEN and RANK == 1:
         raise RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:77, unhandled cuda error, NCCL version 2.30.4")
     if "crash" in BROKEN and RANK == 1:
         os.kill(os.getpid(), 11)
-    data.content = sum(_meet(data.content)) + ("wrong_sums" in BROKEN)
+    data.content = sum(_meet(data.content, group)) + ("wrong_sums" in BROKEN)
 def all_gather_into_tensor(result, given):
     global graph
     if os.environ.get("NCCL_ALGO") == "Tree" and "cured" not in BROKEN:
-        said = "Error : no algorithm/protocol available for function AllGather with datatype ncclFloat32."
+        word = "No" if "nccl_2_30" in BROKEN else "no"
+        said = f"Error : {word} algorithm/protocol available for function AllGather with datatype ncclFloat32."
         said += " NCCL_ALGO was set to Tree."
         print(f"n:1:1 [{RANK}] enqueue.cc:2046 NCCL WARN {said}", flush=True)
         raise RuntimeError(f"NCCL error in: NCCLUtils.hpp:77, invalid usage, NCCL version 2.30\\nLast error:\\n{said}")

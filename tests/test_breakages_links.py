@@ -43,11 +43,12 @@ def preflight(
     monkeypatch.setenv("STANDIN_MEET", str(tmp_path))
     monkeypatch.setenv("GPUGUARD_PREFLIGHT_LIMIT_S", "2")
 
-    def run(claim: str, *broken: str, python: Path = stack) -> pytest.RunResult:
+    def run(claims: str, *broken: str, python: Path = stack) -> pytest.RunResult:
         monkeypatch.setenv("STANDIN", " ".join(broken))
         ini = pytester.makeini(f"[pytest]\naddopts = {PLAIN}\ngpuguard_ports = {own_ports()}\n")
+        chosen = [str(SUITE / claim) for claim in claims.split()]
         result = pytester.runpytest_subprocess(
-            str(SUITE / claim), "-c", str(ini), "--gpuguard-stack", f"link={python}", "-rA", timeout=110
+            *chosen, "-c", str(ini), "--gpuguard-stack", f"link={python}", "-rA", timeout=110
         )
         assert link_stack.left(str(tmp_path)) == []
         return result
@@ -97,8 +98,25 @@ def test_p2p_that_corrupts_is_found_by_two_claims(preflight: Any) -> None:
     )
 
 
-def test_the_claims_of_tree_hold_as_they_are_stated(preflight: Any) -> None:
-    result = preflight("preflight/test_collectives.py")
+def test_one_process_answers_for_the_claims_about_torch_copies_and_links(preflight: Any) -> None:
+    shared = "preflight/test_driver.py::test_torch_computes_on_every_gpu preflight/test_links.py"
+    claims = (
+        "test_torch_computes_on_every_gpu",
+        "test_copies_between_gpus_arrive_whole",
+        "test_pcie_links_are_at_full*",
+    )
+    well = preflight(shared).stdout
+    for claim in claims:
+        well.fnmatch_lines([f"HOLDS *{claim} *2 GPU(s) compute with torch *P2P access in 2 of 2 directions*"])
+    wrong = preflight(shared, "wrong_products").stdout
+    wrong.fnmatch_lines(["CONTRADICTED (worse) *test_torch_computes_on_every_gpu *numerics: GPU 0: * elements *"])
+    for claim in claims[1:]:
+        wrong.fnmatch_lines([f"HOLDS *{claim} *"])
+
+
+@pytest.mark.parametrize("release", ["", "nccl_2_30"])
+def test_the_claims_of_tree_hold_as_they_are_stated(preflight: Any, release: str) -> None:
+    result = preflight("preflight/test_collectives.py", release)
     for name in (
         "all_reduce_under_tree",
         "all_reduce_under_tree_in_a_graph",
@@ -136,7 +154,7 @@ def test_the_features_flip_where_support_arrives(preflight: Any, new_stack: Path
         "preflight/test_features.py::test_flashinfer_allreduce_fusion_compiles", "cured", python=new_stack
     )
     cured.stdout.fnmatch_lines(
-        ["HOLDS *test_flashinfer_allreduce_fusion_compiles *flashinfer 0.6.17 has its allreduce*"]
+        ["HOLDS *test_flashinfer_allreduce_fusion_compiles *flashinfer 0.6.17 generates its allreduce*"]
     )
 
 

@@ -8,11 +8,19 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from pytest_gpuguard.cli import main
+from pytest_gpuguard.ledger import file as ledger_file
+from pytest_gpuguard.ledger import reading, rows
+from pytest_gpuguard.ledger import store as ledger_store
 from pytest_gpuguard.ledger.answers import Answers
 from pytest_gpuguard.ledger.file import FileAnswers, answers
 from pytest_gpuguard.ledger.record import Record
@@ -41,6 +49,11 @@ QUESTIONS: dict[str, Callable[[Answers], object]] = {
     "histories": lambda it: it.histories(["a", "b", "nope", "claim 599"]),
     "before": lambda it: it.before("run-002"),
     "latest": lambda it: (it.latest(), it.latest("rehearsed")),
+    "latest with": lambda it: (
+        it.latest_with("argv"),
+        it.latest_with("nothing"),
+        it.latest_with("seconds", "rehearsed"),
+    ),
     "evaluated": lambda it: (it.evaluated(), it.evaluated("rehearsed")),
     "names": lambda it: (it.aliases(), it.renamings()),
     "notes": lambda it: it.notes(),
@@ -164,12 +177,13 @@ def test_a_writer_is_neither_held_up_nor_missed(file: Path) -> None:
         assert len(ledger.runs()) == 4
 
 
-def test_a_file_that_may_only_be_read_is_read_and_nothing_is_put_beside_it() -> None:
+@pytest.mark.parametrize("mode", [0o444, 0o666])  # writable it may be: SQLite's files beside it may not
+def test_a_file_that_may_only_be_read_is_read_and_nothing_is_put_beside_it(mode: int) -> None:
     base = Path("/tmp") / f"gpuguard-answers-{os.getpid()}"  # pytest's own folders are closed to others
     base.mkdir()
     try:
         fill(str(base / "l.db"))
-        (base / "l.db").chmod(0o444)
+        (base / "l.db").chmod(mode)
         base.chmod(0o555)
         head = "import os, sys\nfrom pytest_gpuguard.ledger.file import answers\n"
         head += "import sqlalchemy\nos.setgid(65534); os.setuid(65534)\n" if os.geteuid() == 0 else ""
@@ -204,3 +218,152 @@ def test_many_histories_are_one_query_of_judgements(file: Path) -> None:
         found = ledger.histories([f"claim {number}" for number in range(600)])
     assert sum(map(len, found.values())) == 600
     assert sum("FROM gpuguard_judgements" in one for one in asked) == 1
+
+
+def test_a_claim_that_is_renamed_while_histories_are_read_is_still_told(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = reading.of_claims
+    with open_ledger(url) as store, open_ledger(url) as other:
+        for number in range(2):
+            store.begin(a_run(number))
+        store.add([a_record(0, "oldest"), a_record(1, "a")])
+        store.alias("oldest", "a")
+
+        def renamed_meanwhile(*given: Any) -> reading.Query:
+            other.alias("a", "b")
+            return real(*given)
+
+        monkeypatch.setattr(reading, "of_claims", renamed_meanwhile)
+        found = store.histories(["a"])
+        assert [(one.run, one.claim) for one in found["a"]] == [("run-000", "a"), ("run-001", "a")]
+        monkeypatch.undo()
+        assert [one.claim for one in store.histories(["a"])["a"]] == ["b", "b"]
+
+
+def test_judgements_of_one_moment_are_in_one_order_on_every_database(url: str) -> None:
+    records = [
+        a_record(0, name, stack=f"stack {number}", expectation=f"works({number})", nodeid=f"{name}[{number}]")
+        for number in range(12)
+        for name in ("a", "b")
+    ]
+    with open_ledger(url) as store:
+        store.begin(a_run(0))
+        store.add(records)
+        for limit in (None, 3):
+            keys = sorted(rows.key_of(one) for one in records if one.claim == "a")
+            assert [rows.key_of(one) for one in store.history("a", limit)] == keys[-limit if limit else None :]
+
+
+def test_records_of_two_claims_that_became_one_are_in_one_order(tmp_path: Path) -> None:
+    def told(names: Iterable[str]) -> list[str]:
+        url = str(tmp_path / "".join(names))
+        with open_ledger(url) as store:
+            store.begin(a_run(0))
+            store.add([a_record(0, name, nodeid=f"{name}[new]") for name in names])
+            for name in "bcd":
+                store.alias(name, "a")
+            return [one.nodeid for one in store.records("run-000")]
+
+    assert told("abcd") == told("dbca") == told("cdab") == ["a[new]", "b[new]", "c[new]", "d[new]"]
+
+
+def test_of_the_evidence_only_the_part_that_is_asked_for_is_kept(url: str) -> None:
+    fill(url)
+    with open_ledger(url) as store:
+        store.add(
+            [a_record(2, "b", evidence={"seconds": [1], "log": "x"}), a_record(2, "old c", evidence={"seconds": 2})]
+        )
+        store.alias("old c", "c")
+        found = {one.claim: one.evidence for one in store.latest_with("seconds")}
+        assert [found[name] for name in ("b", "c", "now a", "claim 1")] == [
+            {"seconds": [1]},
+            {"seconds": 2},
+            {},
+            {},
+        ]
+        assert [replace(one, evidence={}) for one in store.latest_with("seconds")] == list(store.latest())
+
+
+def test_a_ledger_that_is_locked_is_waited_for_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_file, "BUSY_S", 30)
+    monkeypatch.setattr(ledger_store, "open_ledger", lambda url, make: "who waits")
+    with answers(str(file)) as quick:
+        assert isinstance(quick, FileAnswers)
+        with quick._reading() as ask:
+            assert ask("PRAGMA busy_timeout") == [(30_000,)]
+    with sqlite3.connect(file, isolation_level=None) as other:
+        other.execute("PRAGMA journal_mode=delete")
+        other.execute("BEGIN EXCLUSIVE")
+        began = time.monotonic()
+        assert answers(str(file)) == "who waits"  # type: ignore[comparison-overlap]
+        assert time.monotonic() - began < 15
+    other.close()
+
+
+def test_what_may_not_be_made_is_told_and_left_as_it_is(tmp_path: Path) -> None:
+    for path in (tmp_path / "l.db", tmp_path / "no folder" / "l.db"):
+        with pytest.raises(LedgerError, match="there is no ledger"):
+            answers(str(path), make=False)
+    (tmp_path / "empty.db").touch()
+    with pytest.raises(LedgerError, match="is no ledger yet: a run of pytest makes one"):
+        open_ledger(str(tmp_path / "empty.db"), make=False)
+    ledger_schema_1.make(f"sqlite:///{tmp_path / 'old.db'}")
+    before = (tmp_path / "old.db").read_bytes()
+    with pytest.raises(LedgerError, match="of version 1, older; nothing in it was changed"):
+        answers(str(tmp_path / "old.db"), make=False)
+    assert (tmp_path / "old.db").read_bytes() == before
+    assert (tmp_path / "empty.db").stat().st_size == 0
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["empty.db", "old.db"]
+
+
+def test_another_journal_stays_where_nothing_may_be_made(file: Path) -> None:
+    with sqlite3.connect(file) as connection:
+        connection.execute("PRAGMA journal_mode=delete")
+    connection.close()
+    before = file.read_bytes()
+    with answers(str(file), make=False) as ledger:
+        assert len(ledger.runs()) == 3
+    assert file.read_bytes() == before
+
+
+HIDDEN = """
+import encodings.idna, os, sys
+from click.testing import CliRunner
+from pytest_gpuguard import cli_history, cli_ledger
+from pytest_gpuguard.cli import main
+if os.geteuid() == 0:
+    os.setgid(65534); os.setuid(65534)
+os.chdir("/")
+done = CliRunner().invoke(main, ["matrix", "--ledger", sys.argv[1]])
+print(done.exit_code, done.output)
+"""
+
+
+def test_a_ledger_that_cannot_be_looked_for_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("x" * 5000, f"sqlite:///{'x' * 5000}"):
+        done = CliRunner().invoke(main, ["matrix", "--ledger", name])
+        assert (done.exit_code, type(done.exception)) == (2, SystemExit)
+        assert "cannot be looked for (File name too long)" in done.output
+    assert CliRunner().invoke(main, ["matrix", "--ledger", "~nobody-is-called-this/l.db"]).exit_code == 2
+    base = Path("/tmp") / f"gpuguard-hidden-{os.getpid()}"
+    base.mkdir(mode=0o700)
+    try:
+        (base / "in").mkdir()
+        base.chmod(0o000)
+        command = [sys.executable, "-c", HIDDEN, str(base / "in" / "l.db")]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert found.stdout.startswith(f"2 Error: the ledger {base}/in/l.db cannot be looked for (Permission denied)")
+        assert "Traceback" not in found.stdout + found.stderr
+    finally:
+        base.chmod(0o700)
+        shutil.rmtree(base)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "x" * 200 + "/" + "x" * 5000])
+def test_a_ledger_whose_name_is_too_long_is_refused_by_all_that_open_one(name: str, tmp_path: Path) -> None:
+    for opening in (answers, open_ledger):
+        for make in (True, False):
+            with pytest.raises(LedgerError):
+                opening(str(tmp_path / name), make)

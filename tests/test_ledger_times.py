@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import random
+import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pytest_gpuguard.claims.claim import Claim
 from pytest_gpuguard.claims.needs import Needs
+from pytest_gpuguard.facts.faults import HostFault
 from pytest_gpuguard.ledger.store import open_ledger
 from pytest_gpuguard.packing.history import Seconds, expected_of
-from pytest_gpuguard.packing.ledger_times import Took, expected, read_times, times_in, write_times
+from pytest_gpuguard.packing.ledger_times import STOP_S, Times, Took, expected, read_times, times_in, write_times
+from pytest_gpuguard.packing.memory import Memory
 
+from . import ledger_schema_1
 from .ledger_values import a_record, a_run
 from .postgres import started_postgres as started_postgres
 from .postgres import url_of_each_database as url_of_each_database
+from .test_ledger_migration import do, driver, shape
 
 Run = Any
 
@@ -25,6 +33,7 @@ def took(run: int, seconds: Any, **changed: Any) -> Any:
 
 
 BAD: list[Any] = [None, [], {"boot": "x", "rest": 1}, {}, {"boot": 1.0, "rest": True}, {"boot": 1.0, "rest": -1}]
+BAD += [{"boot": None, "rest": 1e9}, {"boot": 10**400, "rest": 1.0}, {"boot": 1.0, "rest": 10**400}]
 
 
 def test_what_claims_took_when_they_were_last_verified_is_read(url: str, tmp_path: Path) -> None:
@@ -47,7 +56,7 @@ def test_what_claims_took_when_they_were_last_verified_is_read(url: str, tmp_pat
     assert found.keys() == {"a claim", "old name"}
     assert found["old name"] == found["a claim"]
     assert {(one.stack, one.cards, one.seconds) for one in found["a claim"]} == {
-        ("new", ("a card",), Seconds(400.0, 3.5)),
+        ("new", ("a card",), Seconds(400.0 + STOP_S, 3.5)),
         ("old", ("b", "a"), Seconds(None, 2)),
     }
     write_times(found, tmp_path)
@@ -74,6 +83,87 @@ def test_nothing_is_known_of_a_ledger_that_is_not_there_or_cannot_be_read_and_no
         assert times_in(url) == {}
     assert [one.name for one in tmp_path.iterdir()] == ["broken.db"]
     assert read_times(tmp_path) == {}
+
+
+def test_a_plan_neither_makes_a_ledger_nor_moves_one_forward(url: str) -> None:
+    if url.startswith("sqlite"):
+        Path(url[10:]).touch()
+    assert times_in(url) == {}
+    assert shape(url) == {}
+    ledger_schema_1.make(driver(url))
+    before = shape(url)
+    assert times_in(url) == {}
+    assert shape(url) == before
+    assert do(url, "SELECT value FROM gpuguard_meta") == [("1",)]
+
+
+def test_a_plan_holds_no_other_evidence_than_the_times(tmp_path: Path) -> None:
+    url = str(tmp_path / "l.db")
+    with open_ledger(url) as ledger:
+        ledger.begin(a_run(0))
+        wide = [random.Random(at).randbytes(20_000).hex() for at in range(150)]
+        ledger.add(
+            [a_record(0, f"c{at}", evidence={"seconds": {"rest": at}, "log": log}) for at, log in enumerate(wide)]
+        )
+    tracemalloc.start()
+    try:
+        assert len(times_in(url)) == 150
+        assert tracemalloc.get_traced_memory()[1] < 5e6  # all of it is 6 MB as text, and half of that in the rows
+    finally:
+        tracemalloc.stop()
+
+
+class OnCards:
+    """What a run knows of its tests is asked of this run: on a rig of these cards, or a broken one."""
+
+    def __init__(self, times: Times, cards: tuple[str, ...] | None, claim_id: str | None, simulated: bool) -> None:
+        about = SimpleNamespace(id=claim_id)
+        self.session, self._times, self._cards = self, times, cards
+        self._evaluation = SimpleNamespace(claim=SimpleNamespace(about=about), ref=SimpleNamespace(name="new"))
+        self.simulated = simulated
+
+    @property
+    def rig(self) -> Any:
+        if self._cards is None:
+            raise HostFault("infra.driver", "no driver", "install one")
+        return SimpleNamespace(usable=[SimpleNamespace(uuid=one) for one in self._cards])
+
+    def cards(self, uuids: Sequence[str]) -> tuple[str, ...]:
+        return tuple(one.partition("-")[0] for one in uuids)
+
+    def times(self) -> Times:
+        return self._times
+
+    def evaluation(self, item: pytest.Item) -> Any:
+        return self._evaluation
+
+
+def shared(
+    item: pytest.Item, times: Times, cards: tuple[str, ...] | None = (), id: str | None = None, simulated: bool = False
+) -> Seconds | None:
+    runner: Any = OnCards(times, cards, id, simulated)
+    return Memory(runner)._shared(item)
+
+
+@pytest.mark.parametrize("number", [7])
+def test_a_claims_times_are_those_of_its_name_on_the_cards_that_are_here(
+    request: pytest.FixtureRequest, number: int
+) -> None:
+    item = request.node
+    ours, other = Seconds(60.0, 5.0), Seconds(1.0, 1.0)
+    on_cards, on_none = Took("new", ("h200",), 1.0, ours), Took("new", (), 0.5, other)
+    assert shared(item, {item.nodeid: [on_cards]}, ("h200-0", "h200-1")) == ours
+    assert shared(item, {item.nodeid: [on_cards]}, ("b200-0",)) is None
+    assert shared(item, {item.nodeid: [on_cards]}, None) is None
+    assert shared(item, {item.nodeid: [on_cards, on_none]}, None) == other
+    assert shared(item, {"named[7]": [on_none], item.nodeid: [on_cards]}, ("h200-0",), "named") == other
+    assert shared(item, {item.nodeid: [on_cards]}, ("h200-0",), "named") is None
+
+
+def test_a_rehearsal_does_not_plan_by_what_was_measured_on_real_cards(request: pytest.FixtureRequest) -> None:
+    known = {request.node.nodeid: [Took("new", (), 1.0, Seconds(600.0, 60.0))]}
+    assert shared(request.node, known) == Seconds(600.0, 60.0)
+    assert shared(request.node, known, simulated=True) is None
 
 
 def test_the_ledger_is_asked_only_where_this_machine_knows_nothing() -> None:

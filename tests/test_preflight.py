@@ -177,7 +177,19 @@ def test_settings_are_those_of_this_folder_without_its_options(suite: Path, fake
     assert list(Path("mine").glob("*probe-look.log"))
 
 
-def test_ctrl_c_ends_the_probe_too(suite: Path, fake_python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def command(suite: Path, fake_python: Path, marker: str) -> subprocess.Popen[bytes]:
+    """The command in a process of its own, with this suite; all that it starts carries the marker."""
+    code = (
+        "import sys; from pathlib import Path; from pytest_gpuguard import cli_preflight; "
+        f"cli_preflight.suite_folder = lambda: Path({str(suite)!r}); "
+        f"sys.argv = ['gpuguard', 'preflight', '--stack=fake={fake_python}']; "
+        "from pytest_gpuguard.cli import main; main()"
+    )
+    env = {**os.environ, "GPUGUARD_TEST_MARKER": marker}
+    return subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.DEVNULL, start_new_session=True)
+
+
+def test_ctrl_c_ends_the_probe_too(suite: Path, fake_python: Path) -> None:
     sign = Path("hangs").absolute()
     (suite / "test_checks.py").write_text(
         textwrap.dedent(
@@ -191,14 +203,7 @@ def test_ctrl_c_ends_the_probe_too(suite: Path, fake_python: Path, monkeypatch: 
         )
     )
     marker = f"{os.getpid()}-preflight"
-    code = (
-        "import sys; from pathlib import Path; from pytest_gpuguard import cli_preflight; "
-        f"cli_preflight.suite_folder = lambda: Path({str(suite)!r}); "
-        f"sys.argv = ['gpuguard', 'preflight', '--stack=fake={fake_python}']; "
-        "from pytest_gpuguard.cli import main; main()"
-    )
-    env = {**os.environ, "GPUGUARD_TEST_MARKER": marker}
-    run = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.DEVNULL, start_new_session=True)
+    run = command(suite, fake_python, marker)
     assert wait_for(sign.exists, 60)
     began = time.monotonic()
     run.send_signal(signal.SIGINT)
@@ -251,3 +256,88 @@ def test_it(probe, name):
     result = preflight(f"--stack=fake={fake_python}", f"--stack=other={fake_python}")
     rows = [" ".join(line.split()[1:5]) for line in result.output.splitlines() if line.startswith("ok ")]
     assert sorted(rows) == [f"{stack} a library [{name}]" for stack in ("fake", "other") for name in ("one", "two")]
+
+
+def test_a_run_that_ends_before_all_checks_is_no_clean_bill(suite: Path, fake_python: Path) -> None:
+    (suite / "test_zz.py").write_text(
+        "import os\nfrom pytest_gpuguard import works\n@works\ndef test_end(probe):\n    os._exit(0)\n"
+    )
+    result = preflight(f"--stack=fake={fake_python}", "-k", "test_good or test_end")
+    assert result.exit_code == 2
+    assert "pytest ended after 1 of 2 checks (status 0)" in result.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_command_that_is_killed_leaves_no_run_behind(suite: Path, fake_python: Path, number: int) -> None:
+    sign, marker = Path("hangs").absolute(), f"{os.getpid()}-preflight-{number}"
+    claims = """
+        from pytest_gpuguard import works
+
+        @works
+        def test_it(probe):
+            probe("./look.py", args={"hang": SIGN}, deadline="100s")
+
+        @works
+        def test_next(probe):
+            probe("./look.py", args={"hang": SIGN + "2"}, deadline="100s")
+        """
+    (suite / "test_checks.py").write_text(textwrap.dedent(claims).replace("SIGN", repr(str(sign))))
+    run = command(suite, fake_python, marker)
+    assert wait_for(sign.exists, 60)
+    run.send_signal(number)
+    run.wait(40)
+    assert wait_for(lambda: not started_by(marker), 15)
+    assert not Path(f"{sign}2").exists()
+
+
+def test_settings_that_would_hide_the_suite_do_not(
+    suite: Path, fake_python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("pytest.ini").write_text(
+        "[pytest]\npython_files = *_spec.py\npython_functions = spec_*\nusefixtures = nothing_like_it\n"
+        "required_plugins = pytest-nothing-like-it\ngpuguard_require = gpus\n"
+    )
+    Path("json.py").write_text("raise RuntimeError('not this one')\n")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-k nothing")
+    result = preflight(f"--stack=fake={fake_python}", "-k", "test_good or reachable")
+    assert result.exit_code == 0, result.output
+    assert "1 ok, 1 not evaluated" in result.output
+
+
+def test_the_ledger_is_that_of_the_folder_with_the_settings(
+    suite: Path, fake_python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("pytest.ini").write_text("[pytest]\n")
+    Path("deeper").mkdir()
+    top = Path.cwd()
+    monkeypatch.chdir("deeper")
+    assert preflight(f"--stack=fake={fake_python}", "-k", "test_good").exit_code == 0
+    assert (top / ".gpuguard" / "ledger.sqlite").exists()
+
+
+def test_a_ledger_that_cannot_be_written_is_told(suite: Path, fake_python: Path) -> None:
+    result = preflight(f"--stack=fake={fake_python}", "--ledger=sqlite:////dev/null/x.sqlite", "-k", "test_good")
+    assert result.exit_code == 0
+    assert "the ledger failed" in result.stderr
+
+
+def test_what_fails_after_a_check_is_a_row_of_its_own(suite: Path, fake_python: Path) -> None:
+    source = """
+import pytest
+from pytest_gpuguard import works
+
+@pytest.fixture
+def late():
+    yield
+    raise RuntimeError("it did not come back")
+
+@works
+def test_it(probe, late):
+    probe("./look.py")
+"""
+    (suite / "test_checks.py").write_text(source)
+    result = preflight(f"--stack=fake={fake_python}")
+    assert result.exit_code == 1
+    assert "BROKEN after test_it" in result.output
+    assert "RuntimeError: it did not come back" in result.output

@@ -47,6 +47,22 @@ def run():
         kit.defect("ready", "the link is bad")
     if how == "raise":
         raise ImportError("libnvrtc.so.12: cannot open shared object file: No such file or directory")
+    if how == "no line end":
+        sys.stderr.write("progress 100%")
+    if how == "defect then answer":
+        try:
+            kit.defect("comm.p2p", "the link is bad")
+        except BaseException:
+            pass
+    if how == "stdout is gone":
+        sys.stdout = None
+        os.close(1)
+    if how == "under tree" and os.environ.get("NCCL_ALGO") == "Tree":
+        kit.defect("nccl.error", "no algorithm")
+    if how == "slow":
+        time.sleep(1.5)
+    if how == "nan":
+        kit.answer(nan=float("nan"), inf=[float("inf")], some=1.5)
     if how == "swallow":
         try:
             kit.defect("comm.p2p", "the link is bad")
@@ -74,7 +90,7 @@ def run():
         import subprocess
         subprocess.Popen(["sleep", "4321"], start_new_session=True)
     if how == "big":
-        kit.answer(bulk="x" * 100_000)
+        kit.answer(bulk="x" * 2_000_000)
     kit.answer(how=how, rig=kit.rig, driver=kit.driver, sms=kit.sms(), said=f"all is {how}")
 
 if __name__ == "__main__":
@@ -119,6 +135,7 @@ def test_an_answer_holds_and_its_words_are_told(claims: Run, probed: Any) -> Non
     ("how", "verdict", "said"),
     [
         ("defect", "CONTRADICTED (worse)", "comm.p2p: the link is bad"),
+        ("defect then answer", "CONTRADICTED (worse)", "comm.p2p: the link is bad"),
         ("swallow", "CONTRADICTED (worse)", "comm.p2p: the link is bad"),
         ("no such outcome", "CONTRADICTED (worse)", "unknown: *nonsense: the link is bad"),
         ("ready is no defect", "CONTRADICTED (worse)", "unknown: *ready: the link is bad"),
@@ -311,7 +328,12 @@ def test_nothing_that_a_probe_started_stays(claims: Run, probed: Any, monkeypatc
 
 def test_an_answer_is_kept_with_the_verdict_and_a_long_one_is_cut(claims: Run, probed: Any) -> None:
     claims(one("answer"), "--gpuguard-ledger=l.sqlite").assert_outcomes(passed=1)
-    claims(one("big"), "--gpuguard-ledger=l.sqlite").assert_outcomes(passed=1)
+    source = """
+        @works
+        def test_it(probe):
+            assert len(probe("./look.py", args={"how": "big"}).data["bulk"]) == 2_000_000
+        """
+    claims(source, "--gpuguard-ledger=l.sqlite").assert_outcomes(passed=1)
     with open_ledger("l.sqlite") as store:
         first, second = [record.evidence["found"] for record in store.history("test_claims.py::test_it", evidence=True)]
     assert first["how"] == "answer"
@@ -421,7 +443,7 @@ def test_gpus_are_leased_clean_and_no_more_than_asked_for(
             "HOLDS *test_two *",
         ]
     )
-    assert sorted(probed()) == [f"a 0,1 {rig.uuid(0)} {rig.uuid(1)}", "b None "]
+    assert sorted(probed()) == [f"a 0,1 {rig.uuid(0)} {rig.uuid(1)}", "b  "]
 
 
 def test_all_gpus_that_meet_the_needs_are_leased_at_once(
@@ -558,3 +580,153 @@ def test_of_several_mig_devices_a_probe_gets_one(
     claims(one("answer", "@needs_gpus(1)\n        @works", ', gpus="all"')).assert_outcomes(passed=1)
     (line,) = probed()
     assert line.split()[1:] in ([migs[0], migs[0]], [migs[1], migs[1]])
+
+
+@pytest.mark.parametrize("how", ["no line end", "stdout is gone"])
+def test_an_answer_is_heard_whatever_else_was_printed(claims: Run, probed: Any, how: str) -> None:
+    claims(one(how)).stdout.fnmatch_lines([f"HOLDS *answered in * all is {how}"])
+
+
+def test_numbers_that_json_does_not_know_are_words(claims: Run, probed: Any) -> None:
+    claims(one("nan"), "--gpuguard-ledger=l.sqlite").assert_outcomes(passed=1)
+    with open_ledger("l.sqlite") as store:
+        (record,) = store.history("test_claims.py::test_it", evidence=True)
+    found = record.evidence["found"]
+    assert (found["nan"], found["inf"], found["some"]) == ("nan", ["inf"], 1.5)
+
+
+def test_what_was_answered_elsewhere_is_no_answer_here(claims: Run, probed: Any) -> None:
+    """Other variables, another deadline, a contrast; and an answer that somebody has changed."""
+    result = claims(
+        """
+        @works
+        def test_1_plain(probe):
+            found = probe("./look.py", args={"how": "under tree"}).data
+            found["rig"].append("mine")
+
+        @works
+        def test_2_copied(probe):
+            assert probe("./look.py", args={"how": "under tree"}).data["rig"] == []
+
+        @works
+        def test_3_tree(probe, monkeypatch):
+            monkeypatch.setenv("NCCL_ALGO", "Tree")
+            probe("./look.py", args={"how": "under tree"})
+
+        @works
+        def test_4_short(probe):
+            probe("./look.py", args={"how": "slow"}, deadline="1s")
+
+        @works
+        def test_5_long(probe):
+            probe("./look.py", args={"how": "slow"}, deadline="60s")
+
+        @works
+        def test_6_without(probe):
+            probe("./look.py", args={"how": "defect"})
+
+        @works
+        def test_7_with_contrast(probe):
+            probe("./look.py", args={"how": "defect"}, contrast={"CURED": "1"})
+        """
+    )
+    result.stdout.fnmatch_lines(
+        [
+            "CONTRADICTED (worse) *test_3_tree *nccl.error: no algorithm",
+            "CONTRADICTED (worse) *test_4_short *hang.timeout*",
+            "CONTRADICTED (worse) *test_6_without *comm.p2p: the link is bad",
+            "CONTRADICTED (worse) *test_7_with_contrast *(with CURED=1 it passes)",
+            "HOLDS *test_1_plain *",
+            "HOLDS *test_2_copied *",
+            "HOLDS *test_5_long *",
+        ]
+    )
+
+
+def test_each_python_is_asked_itself_and_a_fault_of_the_host_is_asked_again(
+    claims: Run, probed: Any, fake_python: Path, fake_rig: FakeRigs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = fake_rig(n=1)
+    rig.apply(monkeypatch)
+    monkeypatch.setenv("OWN_PYTHON", str(fake_python))
+    source = """
+        import sys
+        from tests.standin import standin
+        import os
+
+        @needs_gpus(1)
+        @works
+        def test_it(probe, stack):
+            rig = standin.open_rig(os.environ["GPUGUARD_FAKE_RIG"])
+            rig.gpu[0].leaked = (5 << 30) if stack.name == "fake" else 0
+            probe("./look.py")
+        """
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    result = claims(source, f"--gpuguard-stack=other={fake_python}", "--gpuguard-wait=1", ini="gpuguard_reclaim = 1s\n")
+    result.stdout.fnmatch_lines(["INFRA *infra.dirty_gpu*", "HOLDS *answered in*"])
+
+
+def test_a_probe_leaves_the_claims_own_server_alone(
+    claims: Run, probed: Any, fake_rig: FakeRigs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_rig(n=2).apply(monkeypatch)
+    result = claims(
+        """
+        import urllib.request
+
+        @needs_gpus(1)
+        @serves("sglang", MODEL)
+        @fits(margin="1GiB")
+        def test_it(server, probe):
+            probe("./look.py")
+            assert urllib.request.urlopen(server.url + "/health").status == 200
+        """
+    )
+    result.stdout.fnmatch_lines(["HOLDS *test_it *GiB free"])
+    assert len(probed()) == 1
+
+
+def test_a_server_is_what_is_claimed_and_a_probe_alone_fits_nothing(claims: Run, probed: Any) -> None:
+    result = claims(
+        """
+        @fits
+        def test_fits(probe):
+            probe("./look.py")
+
+        @works(accuracy=">0.5", questions="q.jsonl")
+        def test_accurate(probe):
+            probe("./look.py")
+        """
+    )
+    result.stdout.fnmatch_lines(
+        ["INCONCLUSIVE *test_accurate *a probe serves nothing*", "INCONCLUSIVE *test_fits *a probe serves nothing*"]
+    )
+
+
+def test_an_exclusive_claim_has_the_whole_box_clean(
+    claims: Run, probed: Any, fake_rig: FakeRigs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = fake_rig(n=2)
+    rig.apply(monkeypatch)
+    rig.alloc(1, 5 << 30)
+    source = one("answer", "@needs_gpus(1, exclusive=True)\n        @works")
+    result = claims(source, "--gpuguard-wait=1", ini="gpuguard_reclaim = 1s\n")
+    result.stdout.fnmatch_lines(["INFRA *infra.dirty_gpu*"])
+
+
+def test_a_secret_in_the_arguments_is_not_told(claims: Run, probed: Any) -> None:
+    source = """
+        KEY = "planted-" + "key-5678"
+
+        @works
+        def test_it(probe):
+            probe("./look.py", args={"how": "key", "hub": {"api_key": KEY}})
+        """
+    Path("look.py").write_text(SCRIPT.replace('f"all is {how}"', "kit.args['hub']['api_key']"))
+    result = claims(source, "--gpuguard-ledger=l.sqlite", "--junitxml=j.xml")
+    result.assert_outcomes(passed=1)
+    with open_ledger("l.sqlite") as store:
+        (record,) = store.history("test_claims.py::test_it", evidence=True)
+    for text in (str(record), Path("j.xml").read_text(), result.stdout.str()):
+        assert "planted-key-5678" not in text

@@ -92,6 +92,50 @@ def test_without_p2p_the_same_all_reduce_returns(stack: Path, broken: Any, monke
     assert told.answer["paths"] == ["SHM/direct/direct"]
 
 
+def test_all_sizes_are_groups_of_one_set_of_ranks(stack: Path) -> None:
+    told = ask(stack, "allreduce", gpus=4)
+    assert list(told.answer["latency_us"]) == ["2", "4"]
+    assert [line for line in told.text.splitlines() if "stage all_reduce" in line] == [
+        "gpuguard-probe: stage all_reduce over 2, 4 GPUs"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("hang_first_of_2", COMPLETE),
+        ("hang_init_of_2", "NCCL's init over 2 GPUs did not return within 1 s"),
+        (
+            "hang_first_of_3",
+            "NCCL's init over 3 GPUs was complete, but the first all_reduce did not return within 1 s; "
+            "2 GPUs could by themselves",
+        ),
+        (
+            "hang_init_together",
+            "NCCL's init over 2 of 3 GPUs did not return within 1 s; 2 GPUs could by themselves",
+        ),
+        (
+            "late_init hang_first_together",
+            "NCCL's init over 2 of 3 GPUs was complete, but the first all_reduce did not return within 1 s; "
+            "2 GPUs could by themselves",
+        ),
+    ],
+)
+def test_a_hang_in_the_set_is_told_by_its_number_of_gpus(stack: Path, broken: Any, how: str, said: str) -> None:
+    broken(how)
+    began = time.monotonic()
+    assert ask(stack, "allreduce", gpus=3, limit_s=1).defect == ("hang.timeout", said)
+    assert time.monotonic() - began < 25
+
+
+def test_a_failure_in_the_set_is_told_by_the_smallest_number_that_has_it(stack: Path, broken: Any) -> None:
+    broken("wrong_sums")
+    assert ask(stack, "allreduce", gpus=3).defect == (
+        "numerics",
+        "an all_reduce over 2 GPUs gave 1048576 wrong sums of 1048576",
+    )
+
+
 def test_wrong_sums_are_a_defect_of_numerics(stack: Path, broken: Any) -> None:
     broken("wrong_sums")
     assert ask(stack, "allreduce", gpus=2).defect == (
@@ -215,18 +259,22 @@ def test_fusion_is_refused_compiled_or_loaded_as_flashinfer_has_it(stack: Path, 
     assert outcome(told) == "unsupported.arch"
     assert "RuntimeError: No supported CUDA architectures found for major versions [9, 10]." in told.text
     broken("cured")
-    assert ask(stack, "fusion_jit", gpus=1, compile=False).answer["compiled"] is False
     told = ask(stack, "fusion_jit", gpus=1)
+    assert told.answer["compiled"] is False
+    assert "(not compiled: it is not in the cache, and that takes minutes; args compile true does it)" in told.said
+    told = ask(stack, "fusion_jit", gpus=1, compile=True)
     assert "which was not in the cache" in told.text
     assert "(compiled just now, 0 s)" in told.said
     assert "(compiled before, 0 s)" in ask(stack, "fusion_jit", gpus=1).said
+    assert ask(stack, "fusion_jit", gpus=1, compile=False).answer["compiled"] is False
 
 
 def test_fusion_without_a_compiler_is_not_judged_and_a_compiler_error_is(stack: Path, broken: Any) -> None:
     broken("cured", "no_nvcc")
-    assert ask(stack, "fusion_jit", gpus=1).absent == ("tools", "FlashInfer cannot compile here: Could not find nvcc")
+    told = ask(stack, "fusion_jit", gpus=1, compile=True)
+    assert told.absent == ("tools", "FlashInfer cannot compile here: Could not find nvcc")
     broken("cured", "ninja")
-    assert outcome(ask(stack, "fusion_jit", gpus=1)) == "jit.compile"
+    assert outcome(ask(stack, "fusion_jit", gpus=1, compile=True)) == "jit.compile"
 
 
 def test_fusion_without_gpus_or_flashinfer_is_not_judged(stack: Path, fake_python: Path) -> None:
@@ -281,9 +329,11 @@ def real() -> Path:
 @pytest.mark.real_server
 @pytest.mark.timeout(180)
 def test_real_ranks_reduce_and_gather_over_gloo(real: Path) -> None:
-    told = ask(real, "allreduce", backend="gloo", worlds=[2])
-    assert all(micros > 0 for micros in told.answer["latency_us"]["2"].values())
-    assert told.said.startswith("gloo: right over 2 GPUs; 14 KiB in ")
+    told = ask(real, "allreduce", backend="gloo", worlds=[3, 2])
+    for world in ("2", "3"):
+        assert all(micros > 0 for micros in told.answer["latency_us"][world].values())
+        assert told.answer["seconds"][world] > 0
+    assert told.said.startswith("gloo: right over 2, 3 GPUs; 14 KiB in ")
     for operation in ("all_reduce", "all_gather"):
         told = ask(real, "nccl_tree", backend="gloo", world=2, op=operation)
         assert told.said == f"{operation} over 2 GPUs, eager, with NCCL_ALGO=Tree: right"

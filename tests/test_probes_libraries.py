@@ -1,4 +1,4 @@
-"""The probes about kernel libraries: what imports, what was compiled for which GPU, what was linked against what."""
+"""The probes about kernel libraries: what imports, and what was compiled for which GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from pytest_gpuguard.probes import cubins, torch_gpus
 
-from .fake_wheels import EXTENSION, FakeStack, fat_binary, link, needing, run_probe, with_code
+from .fake_wheels import EXTENSION, FakeStack, fat_binary, link, outcome, run_probe, with_code
 from .needs import need_tool
 
 #: Target → the SMs of the catalogue that its code runs on (CUDA's rules of binary and family compatibility).
@@ -126,7 +126,7 @@ def test_a_library_that_is_not_installed_is_absent(stack: FakeStack) -> None:
 def test_a_library_that_nobody_knows_is_a_mistake_that_is_named(stack: FakeStack) -> None:
     assert "args name 'sgl-kernel': one of" in stack.probe("libraries", {"name": "sgl-kernel"}).text
     assert "args name None: one of" in stack.probe("cubins").text
-    assert "args part None" in stack.probe("wheels").text
+    assert "args part 'nothing': one of" in stack.probe("wheels", {"part": "nothing"}).text
 
 
 def test_a_stand_in_without_a_compiled_file_is_found(stack: FakeStack) -> None:
@@ -182,8 +182,37 @@ def test_the_fourth_flash_attention_is_not_taken_for_the_second(stack: FakeStack
     absent = stack.probe("libraries", {"name": "flash_attn_4"}).absent
     assert absent is not None
     assert absent[0] == "package"
+    # flash-attn 2.8.3 brings that folder along, and not what it imports.
+    stack.file("flash_attn/cute/__init__.py", "import cuda.bindings.driver\n")
+    stack.wheel("flash-attn", "2.8.3")
+    absent = stack.probe("libraries", {"name": "flash_attn_4"}).absent
+    assert absent is not None
+    assert absent[0] == "package"
+    stack.wheel("flash-attn-4", "4.0.0")
+    assert "No module named 'cuda'" in stack.probe("libraries", {"name": "flash_attn_4"}).text
     stack.file("flash_attn/cute/__init__.py")
     assert stack.probe("libraries", {"name": "flash_attn_4"}).ok
+
+
+def test_a_release_of_deep_gemm_that_has_only_sources_is_no_stand_in(stack: FakeStack) -> None:
+    stack.wheel("deep-gemm", "1.0.0")
+    stack.file("deep_gemm/__init__.py")
+    outcome(stack.probe("libraries", {"name": "deep_gemm"}), "import.abi", "a stand-in")
+    stack.file("deep_gemm/jit_kernels/__init__.py")
+    assert stack.probe("libraries", {"name": "deep_gemm"}).ok
+
+
+def test_deep_gemm_that_finds_no_toolkit_says_so(stack: FakeStack) -> None:
+    """Its own words are a bare AssertionError (deep_gemm/__init__.py)."""
+    source = "def {}():\n    assert None is not None\n\n\n{}()\n"
+    stack.library("deep_gemm/_C.so")
+    stack.file("deep_gemm/__init__.py", source.format(*["_find_cuda_home"] * 2))
+    answer = stack.probe("libraries", {"name": "deep_gemm"})
+    outcome(answer, "jit.compile", "deep_gemm finds no CUDA toolkit on import: set CUDA_HOME")
+    stack.file("deep_gemm/__init__.py", source.format(*["_look_at_the_sky"] * 2))
+    answer = stack.probe("libraries", {"name": "deep_gemm"})
+    assert answer.defect is None
+    assert "AssertionError" in answer.text
 
 
 def test_a_release_that_renamed_its_compiled_part_is_found(stack: FakeStack) -> None:
@@ -228,43 +257,6 @@ def test_flashinfer_that_would_build_for_no_gpu_has_too_old_a_toolkit(stack: Fak
         assert (answer.defect is not None) is broken
         if answer.defect is not None:
             assert answer.defect[0] == "jit.compile"
-
-
-def test_a_file_tells_what_it_needs(stack: FakeStack, tmp_path: Path) -> None:
-    from pytest_gpuguard.probes import linked
-
-    flags = needing(tmp_path / "gone", "libnvrtc.so.12")
-    path = stack.library("sgl_kernel/common_ops.abi3.so", "int unused;", *flags)
-    assert "libnvrtc.so.12" in linked.needed_by(str(path))
-    (tmp_path / "text.so").write_text("GROUP ( libreal.so )")
-    (tmp_path / "cut.so").write_bytes(path.read_bytes()[:100])
-    assert linked.needed_by(str(tmp_path / "text.so")) == []
-    assert linked.needed_by(str(tmp_path / "cut.so")) == []
-    assert linked.needed_by(str(tmp_path)) == []
-
-
-def test_libraries_without_a_cuda_build_of_torch_are_not_held_against_it(stack: FakeStack) -> None:
-    assert (stack.probe("linked", {"part": "needed"}).absent or [""])[0] == "cuda"
-    stack.torch("2.14.1+cpu", None)
-    assert (stack.probe("linked", {"part": "mapped"}).absent or [""])[0] == "cuda"
-
-
-def test_a_library_of_no_cuda_runtime_fits(stack: FakeStack, tmp_path: Path) -> None:
-    stack.torch()
-    stack.file("sgl_kernel/__init__.py")
-    stack.library("sgl_kernel/common_ops.abi3.so", "int unused;", *needing(tmp_path / "gone", "libcudart.so.13"))
-    answer = stack.probe("linked", {"part": "needed"})
-    assert answer.ok
-    assert answer.data["files"] == 1
-
-
-def test_a_library_that_cannot_be_imported_is_only_named_by_the_claim_about_runtimes(stack: FakeStack) -> None:
-    stack.torch()
-    stack.file("sgl_kernel/__init__.py", 'raise ImportError("undefined symbol: x")\n')
-    answer = stack.probe("linked", {"part": "mapped"})
-    assert answer.ok
-    assert answer.data["failed"] == ["sgl_kernel"]
-    assert "(sgl_kernel cannot be imported)" in answer.data["said"]
 
 
 def test_several_libraries_are_looked_at_at_once_and_one_that_dies_takes_no_other_along(stack: FakeStack) -> None:

@@ -129,6 +129,53 @@ def test_real_copies_are_compared_and_timed(real: Path, check: str) -> None:
     assert "GB/s" in told.said
 
 
+@pytest.mark.real_server
+@pytest.mark.timeout(180)
+def test_a_real_torch_answers_for_all_parts_in_one_process(real: Path) -> None:
+    told = ask(real, "p2p", all=True, devices=["cpu", "cpu"])
+    assert told.answer["holds"] == ["torch", "copies", "links"]
+
+
+# ------------------------------------------------------------------------------------------------- torch, and shared
+
+
+def test_one_process_answers_for_torch_copies_and_links(stack: Path) -> None:
+    told = ask(stack, "p2p", gpus=2, all=True)
+    assert told.answer["holds"] == ["torch", "copies", "links"]
+    assert told.said.startswith("2 GPU(s) compute with torch 2.9.0+cu130 (CUDA 13.0); P2P access in 2 of 2 directions;")
+    assert [len(told.answer["links"]["links"]), told.answer["copies"]["pairs"]] == [2, 2]
+
+
+def test_one_gpu_has_torch_and_a_link(stack: Path) -> None:
+    assert ask(stack, "p2p", gpus=1, all=True).answer["holds"] == ["torch", "links"]
+
+
+@pytest.mark.parametrize(
+    ("how", "holds"),
+    [
+        ("corrupt", ["torch", "links"]),
+        ("hang_copy", ["torch", "links"]),
+        ("wrong_products", ["copies", "links"]),
+        ("crash_compute", ["copies", "links"]),
+        ("crash_compute hang_copy", ["links"]),
+        ("no_cuda", []),
+    ],
+)
+def test_a_part_that_is_broken_takes_no_other_along(stack: Path, broken: Any, how: str, holds: list[str]) -> None:
+    broken(*how.split())
+    began = time.monotonic()
+    told = ask(stack, "p2p", gpus=2, all=True, limit_s=1)
+    assert told.defect is None
+    assert told.absent is None
+    assert told.answer["holds"] == holds
+    assert time.monotonic() - began < 15
+
+
+def test_a_shared_answer_ends_in_time_with_what_it_has(stack: Path, broken: Any) -> None:
+    broken("hang_copy")
+    assert ask(stack, "p2p", gpus=2, all=True, shared_s=2).answer["holds"] == []
+
+
 # ------------------------------------------------------------------------------------------------------------ links
 
 
@@ -136,10 +183,10 @@ def test_real_copies_are_compared_and_timed(real: Path, check: str) -> None:
 def links(stack: Path, sysfs: Sysfs, broken: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Asks about the link of one GPU, which is idle, and as fast as the stand-in makes it, under load."""
 
-    def look(gpu: Path, *what: str) -> Any:
+    def look(gpu: Path, *what: str, **nvml: int) -> Any:
         monkeypatch.setenv("STANDIN_LINK", str(gpu))
         broken(*what)
-        rig = [{"uuid": "GPU-0", "pci": "0000" + gpu.name.upper(), "sm": "120"}]
+        rig: list[dict[str, Any]] = [{"uuid": "GPU-0", "pci": "0000" + gpu.name.upper(), "sm": "120", **nvml}]
         cpuinfo = str(sysfs.root / "proc" / "cpuinfo")
         return ask(stack, "p2p", gpus=1, rig=rig, check="links", sysfs=str(sysfs.devices), cpuinfo=cpuinfo)
 
@@ -151,6 +198,7 @@ def test_a_link_that_only_idles_slowly_is_well(links: Any, sysfs: Sysfs) -> None
     (link,) = told.answer["links"]
     assert (link["gen"], link["width"], link["gen_max"], link["width_max"]) == (5, 16, 5, 16)
     assert told.said.startswith("GPU 0: PCIe gen 5 x16 under load, ")
+    assert link["busy_s"] < p2p.LOAD_S / 2  # what is at its best needs no more load
 
 
 def test_a_link_below_what_both_ends_can_is_a_fault_of_the_machine(links: Any, sysfs: Sysfs) -> None:
@@ -165,6 +213,15 @@ def test_a_slot_that_can_no_more_is_no_fault(links: Any, sysfs: Sysfs) -> None:
     gpu = sysfs.put("0000:00:01.0", "0000:16:00.0", now="16.0 GT/s PCIe", lanes="8")
     sysfs.link(gpu.parent, "16.0 GT/s PCIe", "16.0 GT/s PCIe", "8", widest="8")
     assert links(gpu, "slow_link").said.startswith("GPU 0: PCIe gen 4 x8 under load, ")
+
+
+def test_what_the_firmware_forbids_or_the_board_does_not_wire_is_no_fault(links: Any, sysfs: Sysfs) -> None:
+    gpu = sysfs.put("0000:00:01.0", "0000:16:00.0", now="16.0 GT/s PCIe", lanes="8")
+    assert links(gpu, "slow_link", pcie_gen=4, pcie_width_max=8).said.startswith("GPU 0: PCIe gen 4 x8 under load, ")
+    for nvml in ({"pcie_gen": 5, "pcie_width_max": 8}, {"pcie_gen": 4, "pcie_width_max": 16}):
+        told = links(gpu, "slow_link", **nvml)
+        assert told.defect is not None
+        assert told.defect[0] == "hardware"
 
 
 @pytest.mark.parametrize("how", ["no slot", "virtual slot", "a guest"])
@@ -195,8 +252,11 @@ def test_nvml_and_sysfs_spell_addresses_differently(script: Any) -> None:
 # ------------------------------------------------------------------------------------------------------------ iommu
 
 
-def ways(sysfs: Sysfs, *gpus: Path) -> Any:
-    rig = [{"uuid": f"GPU-{place}", "pci": "0000" + gpu.name} for place, gpu in enumerate(gpus)]
+def ways(sysfs: Sysfs, *gpus: Path, nvlinks: tuple[int, ...] = ()) -> Any:
+    rig: list[dict[str, Any]] = [
+        {"uuid": f"GPU-{place}", "pci": "0000" + gpu.name, "nvlinks": (*nvlinks, 0, 0)[place]}
+        for place, gpu in enumerate(gpus)
+    ]
     return ask("python3", "iommu", rig=rig, root=str(sysfs.root))
 
 
@@ -214,6 +274,15 @@ def test_acs_that_redirects_at_a_switch_is_told_by_its_ports(sysfs: Sysfs) -> No
     told = ways(sysfs, *behind_a_switch(sysfs, 0x1D))
     assert told.answer["redirecting"] == ["0000:11:00.0", "0000:11:01.0"]
     assert told.said == "no IOMMU; ACS redirects traffic between GPUs at 0000:11:00.0, 0000:11:01.0"
+
+
+def test_acs_leads_nothing_astray_where_every_gpu_has_nvlink(sysfs: Sysfs) -> None:
+    gpus = behind_a_switch(sysfs, 0x1D)
+    told = ways(sysfs, *gpus, nvlinks=(18, 18))
+    assert told.answer["redirecting"] == []
+    assert told.answer["acs_on"] == ["0000:11:00.0", "0000:11:01.0"]
+    assert told.said.endswith("at 0000:11:00.0, 0000:11:01.0; these GPUs have NVLink")
+    assert ways(sysfs, *gpus, nvlinks=(18, 0)).answer["redirecting"] == ["0000:11:00.0", "0000:11:01.0"]
 
 
 @pytest.mark.parametrize("control", [0x11, None])

@@ -92,6 +92,18 @@ def test_a_test_that_only_leases_gpus_has_the_same_ones_too(two_stacks: Run) -> 
     assert ran_on(two_stacks) == {"old": [0], "new": [0]}
 
 
+def test_a_claim_that_joins_a_server_is_told_of_other_gpus_too(two_stacks: Run) -> None:
+    both = CLAIM + CLAIM.replace("test_it", "test_too")
+    assert two_stacks(both, "None if old else 2").ret == 0
+    found = {(one["nodeid"].partition("::")[2], one["stack"]): len(one["warnings"]) for one in reports()}
+    assert found == {
+        ("test_it[old]", "old"): 0,
+        ("test_too[old]", "old"): 0,
+        ("test_it[new]", "new"): 1,
+        ("test_too[new]", "new"): 1,
+    }
+
+
 def shown(uuids: Sequence[str]) -> str:
     return "+".join(uuids)
 
@@ -108,6 +120,14 @@ def test_what_the_first_stack_had_is_known_to_all_workers(tmp_path: Path) -> Non
     assert place.told == ("on a+c, and not on b+c as on old",)
     assert one.of("claim", "old", shown).preferring(choice, 2).kept == {"b", "c"}  # the first one's stay
     assert one.of("claim", "new", shown).told == ()
+
+
+def test_other_gpus_on_the_same_stack_are_nothing_to_tell() -> None:
+    run = SameGpus(None)
+    run.of("claim", "old", shown).took(["a"])
+    again = run.of("claim", "old", shown)
+    again.took(["b"])
+    assert again.told == ()
 
 
 def test_servers_beside_each_other_have_each_the_place_of_its_like() -> None:

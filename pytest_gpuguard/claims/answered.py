@@ -27,6 +27,11 @@ def probed(expectation: Expectation) -> bool:
     return expectation.kind in PROBED and (expectation.kind != "unsupported" or expectation.negative)
 
 
+def answers_decide(expectation: Expectation) -> bool:
+    """Whether the answer of a probe alone decides it: ``works`` without anything more."""
+    return isinstance(expectation, Works) and expectation == Works(when=expectation.when)
+
+
 def as_answered(expectation: Expectation, observation: Observation) -> Observation:
     """The observation as this expectation must see it: ready, and answering badly, is not ready."""
     bad = observation.answers.first_bad if observation.answers is not None else None
@@ -52,7 +57,7 @@ def works(expectation: Works, observation: Observation) -> Judgement:
     A probe that has answered is one that works.
     """
     label, outcome, answers = expectation.label, observation.outcome, observation.answers
-    if observation.engine == PROBE and expectation == Works(when=expectation.when):
+    if observation.engine == PROBE and answers_decide(expectation):
         return Judgement(label, Verdict.HOLDS, outcome, ready(observation))
     if answers is None or (expectation.level == "full" and answers.level != "full"):
         return Judgement(label, Verdict.INCONCLUSIVE, outcome, "ready, but its answers were not checked")

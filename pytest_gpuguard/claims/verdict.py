@@ -12,7 +12,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
-from .answered import as_answered
+from .answered import answers_decide, as_answered
 from .claim import Claim
 from .expect import Expectation, Fails, Fits, MaxMem, Ooms, Rated, Unsupported, Uses
 from .judgement import NOT_RUN, Body, Judgement, Verdict, decisive, details, ready, with_differences, worst
@@ -144,6 +144,9 @@ def judge(expectation: Expectation, observation: Observation, body: Body = NOT_R
     if body.kind == "assertion":
         said = ready(observation) if observation.engine == PROBE else "ready"
         return Judgement(label, Verdict.WORSE, outcome, f"{said}, but {body.error}", details(observation))
+    if observation.engine == PROBE and row_of(expectation) == "positive" and not answers_decide(expectation):
+        fact = f"{ready(observation)}, but a probe serves nothing that {label} could be judged by: write @works"
+        return Judgement(label, Verdict.INCONCLUSIVE, outcome, fact)
     other = observation.others.get(expectation.subject)
     if other is not None and not other.ready:  # a comparison presupposes both servers
         failed = judge(Fits(), other)
@@ -217,6 +220,9 @@ def _told(judgement: Judgement, expectations: Sequence[Expectation], version_of:
 def _judge_all(expectation: Expectation, observations: Sequence[Observation], body: Body) -> Judgement:
     peak = isinstance(expectation, MaxMem) and expectation.of == "peak"
     seen_of = [one for one in observations if one.engine != NO_SERVER or peak]
+    if any(one.engine not in (NO_SERVER, PROBE) for one in seen_of):
+        # Beside a server a probe that found nothing decides nothing: the server is what is claimed.
+        seen_of = [one for one in seen_of if one.engine != PROBE or not one.ready]
     if seen_of:
         return worst([judge(expectation, observation, body) for observation in seen_of])
     label = expectation.label

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -95,7 +96,7 @@ class Answers(ABC):
         """
         with self._reading() as ask:
             found = self._reader.records(ask, reading.in_run(rows.clean(run_id)), evidence, confirmed=True)
-        return tuple(sorted(found, key=lambda one: (one.when, one.claim, one.stack, one.expectation)))
+        return tuple(sorted(found, key=_in_order))
 
     def raw(self, run_id: str) -> tuple[list[Record], list[rows.Payload]]:
         """A run's judgements and their evidence, under the names of that day, in an order that only they decide."""
@@ -118,10 +119,12 @@ class Answers(ABC):
             called = {claim: present.get(rows.clean(claim), rows.clean(claim)) for claim in claims}
             names = set(called.values())
             names |= {old for old, new in present.items() if new in names}
-            found = self._reader.records(ask, reading.of_claims(ask, names), evidence)
+            # Not renamed again: another process may have renamed a claim meanwhile.
+            found = self._reader.records(ask, reading.of_claims(ask, names), evidence, rename=False)
         past: dict[str, list[Record]] = {name: [] for name in called.values()}
         for record in reversed(found):
-            past[record.claim].append(record)
+            name = present.get(record.claim, record.claim)
+            past[name].append(record if record.claim == name else replace(record, claim=name))
         return {claim: tuple(past[name]) for claim, name in called.items()}
 
     def before(self, run_id: str) -> tuple[Record, ...]:
@@ -138,6 +141,13 @@ class Answers(ABC):
         """What is known now: as ``before``, of all runs."""
         with self._reading() as ask:
             return tuple(self._reader.newest(ask, reading.last(kind=kind), evidence))
+
+    def latest_with(self, part: str, kind: Kind = "verified") -> tuple[Record, ...]:
+        """As ``latest``, with this part of the evidence (None where there is none) and no other: all of it would fill
+        the memory.
+        """
+        with self._reading() as ask:
+            return tuple(self._reader.newest(ask, reading.last(kind=kind), only=part))
 
     def evaluated(self, kind: Kind = "verified") -> Mapping[str, tuple[float | None, int]]:
         """Claim → when it was last found to hold or not (epoch seconds; None: never), and how many runs since then
@@ -177,3 +187,8 @@ class Answers(ABC):
         """Runs and judgements."""
         with self._reading() as ask:
             return reading.count(ask)
+
+
+def _in_order(one: Record) -> tuple[object, ...]:
+    """By time, then by all that tells two of one moment apart: those of claims that were made one may share a name."""
+    return (one.when, one.claim, one.stack, one.expectation, one.nodeid, one.cards, one.verdict, one.outcome, one.fact)

@@ -71,10 +71,13 @@ def find(url: str) -> Place:
     return Place(parsed, shown.render_as_string(), tuple(str(one) for one in secrets if one))
 
 
-def connect(place: Place) -> Engine:
-    """An engine that has not connected yet. Makes the folder of a file. Raises LedgerError."""
+def connect(place: Place, make: bool = True) -> Engine:
+    """An engine that has not connected yet. Makes the folder of a file; without ``make`` the file must be there.
+
+    Raises LedgerError.
+    """
     if place.url.drivername == "sqlite":
-        return _sqlite(place)
+        return _sqlite(place, make)
     settings = {"connect_timeout": CONNECT_S, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
     given = {name: value for name, value in settings.items() if name not in place.url.query}
     try:
@@ -88,8 +91,10 @@ def connect(place: Place) -> Engine:
     return engine
 
 
-def _sqlite(place: Place) -> Engine:
+def _sqlite(place: Place, make: bool) -> Engine:
     path = Path(str(place.url.database))
+    if not make and not os.path.isfile(path):
+        raise LedgerError(f"there is no ledger {place.shown}: a run of pytest makes one")
     try:
         make_folder(path.parent)
         if path.is_dir():
@@ -110,7 +115,7 @@ def read_only(place: Place) -> Engine | None:
     SQLite would keep files beside a ledger even to read it: it could not, or those who write could not write in them.
     """
     path = Path(str(place.url.database))
-    if place.url.drivername != "sqlite" or not path.is_file() or not os.access(path, os.R_OK):
+    if place.url.drivername != "sqlite" or not os.path.isfile(path) or not os.access(path, os.R_OK):
         return None
     if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
         return None

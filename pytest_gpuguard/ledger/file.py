@@ -33,9 +33,9 @@ _MEANINGS: Final = (
 )
 
 
-def answers(url: str) -> Answers:
+def answers(url: str, make: bool = True) -> Answers:
     """The ledger at ``url``, to be read; spelt as for ``store.open_ledger``, which is asked for all but a file as this
-    version leaves it. Raises LedgerError as that does.
+    version leaves it, and told whether it may ``make`` one. Raises LedgerError as that does.
     """
     path = path_in(url)
     found = _opened(Path(path)) if path is not None else None
@@ -43,7 +43,7 @@ def answers(url: str) -> Answers:
         return found
     from .store import open_ledger
 
-    return open_ledger(url)
+    return open_ledger(url, make)
 
 
 def path_in(url: str) -> str | None:
@@ -67,10 +67,11 @@ def cause(shown: str, said: str) -> str:
 
 def _opened(path: Path) -> FileAnswers | None:
     """None for what has to be made, moved forward, told about or opened in another way first."""
-    if not path.is_file() or not all(os.access(one, os.R_OK | os.W_OK) for one in (path, path.parent)):
+    if not os.path.isfile(path) or not all(os.access(one, os.R_OK | os.W_OK) for one in (path, path.parent)):
         return None  # SQLite keeps files beside one that it reads
     try:
-        connection = sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=BUSY_S, isolation_level=None)
+        # Without waiting for one that is locked: who opens it in another way does.
+        connection = sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=0, isolation_level=None)
     except sqlite3.Error:
         return None
     found = FileAnswers(str(path), connection)
@@ -80,6 +81,7 @@ def _opened(path: Path) -> FileAnswers | None:
     except LedgerError:
         as_left = False
     if as_left:
+        connection.execute(f"PRAGMA busy_timeout={BUSY_S * 1000}")
         return found
     found.close()
     return None

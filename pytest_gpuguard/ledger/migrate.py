@@ -33,14 +33,19 @@ def _to_2(connection: Connection) -> None:
 STEPS: Final[Mapping[int, Callable[[Connection], None]]] = {1: _to_2}
 
 
-def bring_up(engine: Engine, place: str) -> None:
-    """Leaves the ledger at this version, durable. ``place`` is its name in messages.
+def bring_up(engine: Engine, place: str, make: bool = True) -> None:
+    """Leaves the ledger at this version, durable. ``place`` is its name in messages. Without ``make`` nothing is
+    written: it must be at this version already.
 
     Raises LedgerError for a ledger of a newer version and for a database that is none, before anything is written.
     """
     with engine.connect() as connection, connection.begin():
-        if _version(connection, place) == schema.VERSION:
+        found = _version(connection, place)
+        if found == schema.VERSION:
             return
+    if not make:
+        state = "no ledger yet: a run of pytest makes one" if found is None else f"a ledger of version {found}, older"
+        raise LedgerError(f"{place} is {state}; nothing in it was changed")
     with (
         engine.connect().execution_options(gpuguard_writes=True) as connection,
         connection.begin(),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final, NamedTuple, Protocol
 
 from ..claims.judgement import Verdict
@@ -143,15 +142,13 @@ class Reader:
         found = ask(*wanted)
         present = present_names(aliases(ask)) if rename else {}
         told = found if evidence else [row for row in found if confirmed and row[11] and row[4] == _UNDECIDED]
-        made = self._made(ask, found, present, told)
-        if evidence or not told:
-            return made
-        return [
-            replace(one, evidence={"confirmed": one.evidence.get("confirmed")}) if one.evidence else one for one in made
-        ]
+        return self._made(ask, found, present, told, None if evidence else "confirmed")
 
-    def newest(self, ask: Ask, wanted: Query, evidence: bool = False) -> list[Record]:
-        """Of what ``last`` finds, one per present name of the claim, cards, stack and kind: the newest."""
+    def newest(self, ask: Ask, wanted: Query, evidence: bool = False, only: str | None = None) -> list[Record]:
+        """Of what ``last`` finds, one per present name of the claim, cards, stack and kind: the newest.
+
+        ``only``: with this part of their evidence, and no other.
+        """
         found = ask(*wanted)
         present = present_names(aliases(ask))
         if present:
@@ -162,7 +159,7 @@ class Reader:
                 if other is None or _age(other) < _age(row):
                     chosen[subject] = row
             found = list(chosen.values())
-        made = self._made(ask, found, present, found if evidence else ())
+        made = self._made(ask, found, present, found if evidence or only is not None else (), only)
         return sorted(made, key=lambda one: (one.claim, one.stack, one.kind, one.cards))
 
     def _made(
@@ -171,15 +168,19 @@ class Reader:
         found: Sequence[Sequence[Any]],
         present: Mapping[str, str],
         told: Sequence[Sequence[Any]] = (),
+        only: str | None = None,
     ) -> list[Record]:
-        """``told`` are the rows whose evidence is wanted."""
+        """``told`` are the rows whose evidence is wanted; ``only``: of that, this part."""
         self._learn(ask, {row[14] for row in found})
         payloads: dict[tuple[str, str], dict[str, Any]] = {}
         if told:
             cases: dict[str, set[str]] = {}
             for row in told:
                 cases.setdefault(row[0], set()).add(rows.digest(row[1], row[2]))
-            payloads = {(run, case): data for run, case, _, data in _evidence(ask, cases)}
+            payloads = {
+                (run, case): data if only is None or not data else {only: data.get(only)}
+                for run, case, _, data in _evidence(ask, cases)
+            }
         with rows.intact("cards"):
             cards = {text: tuple(map(str, json.loads(text))) for text in {row[13] for row in found}}
         learnt = self._components

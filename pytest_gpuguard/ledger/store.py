@@ -27,18 +27,20 @@ __all__ = ["LedgerError", "Store", "open_ledger"]
 _NOTES_LOCK: Final = 0x67707568
 
 
-def open_ledger(url: str) -> Store:
+def open_ledger(url: str, make: bool = True) -> Store:
     """Opens, and where there is none yet makes, the ledger at ``sqlite:///PATH``, ``postgresql://…`` or a path.
 
     An older one is moved forward. One that this user may only read is opened for reading: what writes then raises.
+    Without ``make`` nothing at all is made or changed: it must be there, and of this version.
     Raises LedgerError: unreachable, neither there nor to be made, no ledger, of a newer version.
     """
     place = database.find(url)
-    engine = database.read_only(place) or database.connect(place)
+    engine = database.read_only(place) or database.connect(place, make)
     try:
         with database.told(place, engine):
-            bring_up(engine, place.shown)
-            database.keep_beside(engine)
+            bring_up(engine, place.shown, make)
+            if make:
+                database.keep_beside(engine)
     except LedgerError:
         engine.dispose()
         raise

@@ -6,8 +6,8 @@ It must never lose what another run wrote, nor what it cannot read.
 from __future__ import annotations
 
 import json
-import math
 import os
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
@@ -67,19 +67,20 @@ class _Entry:
             parts = {str(name): None if one is None else str(one) for name, one in data["parts"].items()}
             if data["verdict"] not in VERIFIED:
                 raise ValueError(f"{data['verdict']!r} is no verdict that counts")
-            seen = Seen(data["verdict"], _number(data["when"]), parts)
-        attempts = Attempts(_count(data["unverified"]["runs"]), _number(data["unverified"]["when"]))
+            seen = Seen(data["verdict"], number_of(data["when"]), parts)
+        attempts = Attempts(_count(data["unverified"]["runs"]), number_of(data["unverified"]["when"]))
         rates = {
-            str(name): Baseline(_number(one["rate"]), _number(one["when"]))
+            str(name): Baseline(number_of(one["rate"]), number_of(one["when"]))
             for name, one in data.get("rates", {}).items()
         }
-        boot_s, rest_s = (tuple(map(_number, data[name])) for name in ("boot_s", "rest_s"))
+        boot_s, rest_s = (tuple(map(number_of, data[name])) for name in ("boot_s", "rest_s"))
         return _Entry(seen, attempts, boot_s, rest_s, rates)
 
 
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise ValueError(f"{value!r} is no time")
+def number_of(value: Any, below: float = sys.float_info.max) -> float:
+    """A time or a rate, out of what others may have written. Raises ValueError for what is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < below:
+        raise ValueError("what should be a time or a rate is none")  # not shown: it may have any length
     return float(value)
 
 

@@ -1,11 +1,10 @@
 """How long claims took where they were last verified, out of a ledger that other machines may have written.
 
-It must never make a ledger's file, nor keep a run from its start: what cannot be read is not known.
+It must never make or change a ledger, nor keep a run from its start: what cannot be read is not known.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +13,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..files import read_json, write_json
 from .history import Seconds
+from .history_file import number_of
 
 if TYPE_CHECKING:
     from ..ledger.record import Record
 
 #: In the folder that xdist's workers share facts through.
 TIMES: Final = "times.json"
+#: What a server is expected to take to stop, in seconds: the ledger knows how long boots took, and not their stop.
+STOP_S: Final = 30.0
+#: No claim takes so long, in seconds: what says so is not believed.
+TOO_LONG_S: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,9 @@ Times = Mapping[str, Sequence[Took]]
 
 
 def times_in(url: str | None) -> Times:
-    """What the ledger at ``url`` knows; nothing where there is none (yet), or where it cannot be read."""
+    """What the ledger at ``url`` knows; nothing where there is none (yet), where it cannot be read, or where it is of
+    another version: to plan changes nothing.
+    """
     from ..ledger.errors import LedgerError
     from ..ledger.file import answers, path_in
 
@@ -45,15 +51,15 @@ def times_in(url: str | None) -> Times:
         path = path_in(url) if url is not None else None
         if url is None or (path is not None and not os.path.exists(path)):
             return {}
-        with answers(url) as ledger:
+        with answers(url, make=False) as ledger:
             present = ledger.aliases()
-            return _under_all_names(times_of(ledger.latest(evidence=True)), present)
+            return _under_all_names(times_of(ledger.latest_with("seconds")), present)
     except LedgerError:
         return {}  # told where this run is to be kept
 
 
 def times_of(records: Iterable[Record]) -> dict[str, list[Took]]:
-    """Those of records that say how long they took."""
+    """Those of records that say how long they took, boots with ``STOP_S`` for their stop, which no record knows."""
     found: dict[str, list[Took]] = {}
     for one in records:
         seconds = _seconds(one.evidence.get("seconds"))
@@ -96,10 +102,9 @@ def _seconds(data: Any) -> Seconds | None:
     """What a payload says; None for what is none: a ledger may have been imported."""
     if not isinstance(data, Mapping):
         return None
-    boot: Any = data.get("boot")
-    rest: Any = data.get("rest")
-    return Seconds(boot, rest) if _is_time(rest) and (boot is None or _is_time(boot)) else None
-
-
-def _is_time(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+    boot = data.get("boot")
+    try:
+        rest = number_of(data.get("rest"), TOO_LONG_S)
+        return Seconds(None if boot is None else number_of(boot, TOO_LONG_S) + STOP_S, rest)
+    except ValueError:
+        return None

@@ -60,9 +60,11 @@ class Memory:
         return expected_of(claim, item.nodeid, self.history, not leases(item), lambda: self._shared(item))
 
     def _shared(self, item: pytest.Item) -> Seconds | None:
-        """How long a claim took where the ledger last saw it, on such cards."""
+        """How long a claim took where the ledger last saw it, on such cards. Of a rehearsal that says nothing."""
         from .ledger_times import expected
 
+        if self._runner.session.simulated:
+            return None
         if self._times is None:
             self._times = self._runner.times()
         evaluation, plain = self._runner.evaluation(item), plain_nodeid(item)

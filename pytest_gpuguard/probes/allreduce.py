@@ -1,4 +1,4 @@
-"""Whether the GPUs can reduce together: NCCL's init and a first all_reduce over 2, 4, 8… of them, then its latency.
+"""Whether the GPUs can reduce together: NCCL's init and a first all_reduce over all, and over 2, 4… of them; latency.
 
 A hang must end at its limit with the stage that it was in, and no rank may outlive the script.
 """
@@ -9,6 +9,7 @@ import datetime
 import faulthandler
 import inspect
 import os
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -31,30 +32,34 @@ INIT = "NCCL init"
 FIRST_CALL = "first all_reduce"
 #: A torch that makes its communicators late does both in one call.
 BOTH = "NCCL init and first all_reduce"
+LATENCY = "latency"
 
 
 def run() -> None:
-    """Each number of GPUs once, the smallest first."""
+    """One rank on each GPU, and the smaller numbers in groups of these; each by itself once something fails there."""
     backend = kit.args.get("backend", "nccl")
     limit_s = float(kit.args.get("limit_s", LIMIT_S))
-    worlds = [int(one) for one in kit.args.get("worlds") or sizes(len(kit.gpus))]
+    worlds = sorted({int(one) for one in kit.args.get("worlds") or sizes(len(kit.gpus))})
     if not worlds or (backend == "nccl" and max(worlds) > len(kit.gpus)):
         kit.absent("gpus", f"an all_reduce needs two GPUs at least, and as many as ranks: {len(kit.gpus)} are leased")
     what = "NCCL" if backend == "nccl" else backend
-    seconds: dict[str, float] = {}
-    latency: dict[str, dict[str, float]] = {}
-    for world in worlds:
-        kit.stage(f"all_reduce over {world} GPUs")
-        begun = time.monotonic()
-        group = kit.ranks("reduce", world, IMPORT_S + 3 * limit_s, env=surroundings())
-        check(group, world, limit_s, what, list(seconds))
-        first = group[0].data
-        seconds[str(world)] = round(time.monotonic() - begun, 1)
-        latency[str(world)] = first["latency_us"]
-        kit.answer(
-            backend=backend, version=first["version"], seconds=seconds, latency_us=latency, paths=paths(group[0].text)
-        )
-    kit.answer(said=said(what, first["version"], latency))
+    kit.stage(f"all_reduce over {', '.join(map(str, worlds))} GPUs")
+    group = together(worlds, limit_s)
+    failed = [one for one in group if not one.ok]
+    if failed and not any(one.absent for one in failed):
+        for place, world in enumerate(worlds[:-1]):  # that of all ranks comes first, so it has been by itself
+            kit.stage(f"all_reduce over {world} GPUs by themselves")
+            check(together([world], limit_s), [world], limit_s, what, worlds[:place])
+    check(group, worlds, limit_s, what, worlds[:-1])
+    first = group[0].data
+    kit.answer(backend=backend, **first, paths=paths(group[0].text))
+    kit.answer(said=said(what, first["version"], first["latency_us"]))
+
+
+def together(worlds: list[int], limit_s: float) -> list[kit.Rank]:
+    """As many ranks as the largest number, which also reduce in groups of the others."""
+    whole = 2 * IMPORT_S + (3 * len(worlds) + 1) * limit_s  # every stage ends by itself before
+    return kit.ranks("reduce", worlds[-1], whole, env=surroundings(), args={**kit.args, "worlds": worlds})
 
 
 def sizes(gpus: int) -> list[int]:
@@ -71,33 +76,44 @@ def surroundings() -> dict[str, str]:
     }
 
 
-def check(group: list[kit.Rank], world: int, limit_s: float, what: str, fine: list[str]) -> None:
+def check(group: list[kit.Rank], worlds: list[int], limit_s: float, what: str, fine: list[int]) -> None:
     """Return when all ranks did it; else end the probe with what went wrong in the earliest stage."""
     failed = [one for one in group if not one.ok]
     if not failed:
         return
-    before = f"; {' and '.join(fine)} GPUs could" if fine else ""
-    kit.settle(failed, f"all_reduce over {world} GPUs", lambda late: hang(late, world, limit_s, what) + before)
+    before = f"; {' and '.join(map(str, fine))} GPUs could by themselves" if fine else ""
+    subject = f"all_reduce over {worlds[-1]} GPUs"
+    kit.settle(failed, subject, lambda late: hang(late, worlds[-1], limit_s, what) + before)
 
 
-def hang(late: Sequence[kit.Rank], world: int, limit_s: float, what: str) -> str:
+def hang(late: Sequence[kit.Rank], ranks: int, limit_s: float, what: str) -> str:
     """Which of the two it was that did not return: NCCL's init, or the first all_reduce after it."""
-    stages = {stage_of(one) for one in late}
-    if INIT in stages:
-        return f"{what}'s init over {world} GPUs did not return within {limit_s:g} s"
-    if BOTH in stages:
-        return f"{what}'s init, or the first all_reduce, over {world} GPUs did not return within {limit_s:g} s"
-    if FIRST_CALL in stages:
-        late_one = f"the first all_reduce did not return within {limit_s:g} s"
-        return f"{what}'s init over {world} GPUs was complete, but {late_one}"
-    if "latency" in stages:
-        return f"the first all_reduce over {world} GPUs was right, but a later one did not return"
-    return f"a rank of {world} did not return in {late[0].stage!r}"
+    stages = [stage_of(one, ranks) for one in late]
+    for earliest in (INIT, BOTH, FIRST_CALL, LATENCY):
+        for stage, world in stages:
+            if stage == earliest:
+                return words(stage, f"{world} GPUs" if world == ranks else f"{world} of {ranks} GPUs", limit_s, what)
+    return f"a rank of {ranks} did not return in {late[0].stage!r}"
 
 
-def stage_of(one: kit.Rank) -> str:
-    """The stage that a rank was in; NCCL's own word decides where torch does both in one call."""
-    return FIRST_CALL if one.stage == BOTH and "Init COMPLETE" in one.text else one.stage
+def words(stage: str, over: str, limit_s: float, what: str) -> str:
+    """One hang in words."""
+    late = f"did not return within {limit_s:g} s"
+    if stage == INIT:
+        return f"{what}'s init over {over} {late}"
+    if stage == BOTH:
+        return f"{what}'s init, or the first all_reduce, over {over} {late}"
+    if stage == FIRST_CALL:
+        return f"{what}'s init over {over} was complete, but the first all_reduce {late}"
+    return f"the first all_reduce over {over} was right, but a later one did not return"
+
+
+def stage_of(one: kit.Rank, ranks: int) -> tuple[str, int]:
+    """The stage that a rank was in, and of how many; NCCL's own word decides where torch does both in one call."""
+    stage, _, size = one.stage.partition(", in a group of ")
+    world = int(size or ranks)
+    complete = re.search(rf"\bnranks {world} .*Init COMPLETE", one.text) is not None
+    return FIRST_CALL if stage == BOTH and complete else stage, world
 
 
 def paths(text: str) -> list[str]:
@@ -123,9 +139,10 @@ def ends(timed: dict[str, float]) -> list[tuple[str, float]]:
 
 
 def reduce(rank: int, world: int) -> None:
-    """Init, a first all_reduce whose sums are checked, and the latency at the sizes of a decode step."""
+    """Init, a first all_reduce whose sums are checked, and the latency at a decode step's sizes; so in each group."""
     backend = kit.args.get("backend", "nccl")
     limit_s = float(kit.args.get("limit_s", LIMIT_S))
+    smaller = kit.args["worlds"][-2::-1]
     begin("import torch", IMPORT_S)
     torch = torch_of_the_stack()
     dist = torch.distributed
@@ -136,21 +153,48 @@ def reduce(rank: int, world: int) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.cuda.synchronize(device)
-    options: dict[str, Any] = {"backend": backend, "timeout": datetime.timedelta(seconds=limit_s + 30)}
+    rest_s = 2 * len(smaller) * limit_s  # what those who are in no smaller group wait for
+    options: dict[str, Any] = {"backend": backend, "timeout": datetime.timedelta(seconds=rest_s + limit_s + 30)}
     early = "device_id" in inspect.signature(dist.init_process_group).parameters
     if early and device.type == "cuda":
         options["device_id"] = device  # else the communicator is made in the first call
+    begun = time.monotonic()
     begin(INIT, limit_s)
     dist.init_process_group(**options)
-    begin(FIRST_CALL if early else BOTH, limit_s)
-    check_sums(torch, device, rank, world)
-    begin("latency", limit_s)
+    first = FIRST_CALL if early else BOTH
+    latency, seconds = {}, {}
+    latency[str(world)] = reduced(torch, device, rank, world, limit_s, first, None)
+    seconds[str(world)] = round(time.monotonic() - begun, 1)
+    groups = {}
+    for size in smaller:
+        begin(f"{INIT}, in a group of {size}", limit_s)
+        groups[size] = dist.new_group(list(range(size)))
+    for size, group in groups.items():
+        if rank < size:
+            begun = time.monotonic()
+            latency[str(size)] = reduced(torch, device, rank, size, limit_s, first, group)
+            seconds[str(size)] = round(time.monotonic() - begun, 1)
+    if groups:
+        begin("wait for the smaller groups", rest_s + limit_s)
+        dist.all_reduce(torch.zeros(1, dtype=torch.float32, device=device))
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    faulthandler.cancel_dump_traceback_later()
+    version = nccl_version(torch) if backend == "nccl" else ""
+    kit.answer(version=version, latency_us=dict(reversed(latency.items())), seconds=dict(reversed(seconds.items())))
+
+
+def reduced(torch: Any, device: Any, rank: int, size: int, limit_s: float, first: str, group: Any) -> dict[str, float]:
+    """A first all_reduce of one group, and its latency by the bytes: in µs."""
+    where = "" if group is None else f", in a group of {size}"
+    begin(first + where, limit_s)
+    check_sums(torch, device, rank, size, group)
+    begin(LATENCY + where, limit_s)
     latency = {}
     for tokens in TOKENS:
         data = torch.zeros(tokens * HIDDEN, dtype=torch.bfloat16, device=device)
-        latency[str(tokens * HIDDEN * 2)] = round(timed(torch, device, data), 1)
-    faulthandler.cancel_dump_traceback_later()
-    kit.answer(version=nccl_version(torch) if backend == "nccl" else "", latency_us=latency)
+        latency[str(tokens * HIDDEN * 2)] = round(timed(torch, device, data, group), 1)
+    return latency
 
 
 def begin(stage: str, limit_s: float) -> None:
@@ -171,24 +215,24 @@ def torch_of_the_stack() -> Any:
     return torch
 
 
-def check_sums(torch: Any, device: Any, rank: int, world: int) -> None:
+def check_sums(torch: Any, device: Any, rank: int, world: int, group: Any) -> None:
     """All ranks add numbers that differ by place and rank, and small enough to be exact."""
     places = torch.arange(FIRST, dtype=torch.float32, device=device) % 251
     data = places * (rank + 1)
-    torch.distributed.all_reduce(data)
+    torch.distributed.all_reduce(data, group=group)
     expected = places * (world * (world + 1) // 2)
     wrong = int((data != expected).sum())  # waits for the GPU
     if wrong:
         kit.defect("numerics", f"an all_reduce over {world} GPUs gave {wrong} wrong sums of {FIRST}")
 
 
-def timed(torch: Any, device: Any, data: Any) -> float:
+def timed(torch: Any, device: Any, data: Any, group: Any) -> float:
     """Median over the repeats, in µs for one call of several at once: launches overlap as in a decode step."""
     took = []
     for _ in range(REPEATS + 2):  # two to warm up
         begun = time.perf_counter()
         for _ in range(TOGETHER):
-            torch.distributed.all_reduce(data)
+            torch.distributed.all_reduce(data, group=group)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         took.append((time.perf_counter() - begun) / TOGETHER * 1e6)

@@ -38,7 +38,9 @@ def run() -> None:
     groups = {one: group_of(devices, one) for one in addresses}
     translated = [one for one, group in groups.items() if group is not None and group["type"].startswith("DMA")]
     bridges = shared_bridges(devices, addresses)
-    redirecting = [one["pci"] for one in bridges if one["redirects"]]
+    on = [one["pci"] for one in bridges if one["redirects"]]
+    nvlinked = all(one.get("nvlinks") for one in kit.rig)  # then what GPUs tell each other is not on PCIe
+    redirecting = [] if nvlinked else on
     unknown = [one["pci"] for one in bridges if one["redirects"] is None]
     words = WORDS.findall(read(os.path.join(root, "proc/cmdline")).decode("utf-8", "replace"))
     kit.answer(
@@ -46,15 +48,17 @@ def run() -> None:
         groups=groups,
         translated=translated,
         bridges=bridges,
+        acs_on=on,
+        nvlinked=nvlinked,
         redirecting=redirecting,
         unknown=unknown,
         cmdline=words,
-        said=said(units, translated, bridges, redirecting, unknown),
+        said=said(units, translated, bridges, on, unknown) + ("; these GPUs have NVLink" if on and nvlinked else ""),
     )
 
 
 def said(
-    units: list[str], translated: list[str], bridges: list[dict[str, Any]], redirecting: list[str], unknown: list[str]
+    units: list[str], translated: list[str], bridges: list[dict[str, Any]], on: list[str], unknown: list[str]
 ) -> str:
     """One line for the report."""
     if not units:
@@ -63,8 +67,8 @@ def said(
         first = f"the IOMMU translates the traffic of GPUs ({len(translated)}; iommu=pt would let it pass)"
     else:
         first = "the IOMMU lets the GPUs' traffic pass"
-    if redirecting:
-        return f"{first}; ACS redirects traffic between GPUs at {', '.join(redirecting)}"
+    if on:
+        return f"{first}; ACS redirects traffic between GPUs at {', '.join(on)}"
     if unknown:
         return f"{first}; ACS of {len(unknown)} bridges is not readable (only root may)"
     if not bridges:

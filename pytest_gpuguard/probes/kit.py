@@ -45,6 +45,9 @@ driver_cuda: str | None = _order.get("driver_cuda")
 
 _answer: dict[str, Any] = {}
 _stage = ["start"]
+_ended = [False]
+#: Our own way out, whatever becomes of descriptor 1.
+_out = os.dup(1)
 
 
 class _End(BaseException):
@@ -127,7 +130,6 @@ def main(run: Callable[[], None]) -> None:
         _leave(3)  # so that a parent need not wait for the others of its group
     except BaseException:
         traceback.print_exc()
-        sys.stderr.flush()
         _leave(1)
     _end()
     _leave(0)
@@ -252,8 +254,11 @@ class _Kept:
 
     def _keep(self, data: bytes) -> None:
         *lines, self._lines = (self._lines + data).split(b"\n")
-        self._lines = self._lines[-OUTPUT_LIMIT * 4 :]
-        self.marks += [line.decode("utf-8", "replace") for line in lines if line.startswith(MARK.encode())]
+        if MARK.encode() not in self._lines:
+            self._lines = self._lines[-OUTPUT_LIMIT:]
+        for line in lines:  # something may have been printed before it without an end of line
+            at = line.find(MARK.encode())
+            self.marks += [line[at:].decode("utf-8", "replace")] if at >= 0 else []
         half = OUTPUT_LIMIT // 2
         room = half - len(self._head)
         self._head += data[:room]
@@ -312,7 +317,8 @@ class _Process:
                 told = json.loads(line[len(MARK + ": ") :])
         code = self._popen.returncode
         by = -code if code is not None and code < 0 and not self.killed else None
-        text = "\n".join(line for line in self._kept.text().splitlines() if not line.startswith(MARK + ":"))
+        lines = (line for line in self._kept.text().splitlines() if not line.startswith(MARK + ":"))
+        text = "\n".join(line.partition(MARK + ":")[0] for line in lines)
         ended = {how: (told[how][0], told[how][1]) for how in ("defect", "absent") if how in told}
         ok = bool(told) and not ended and code == 0
         return Rank(
@@ -350,20 +356,33 @@ def _again() -> list[str]:
 
 
 def _end(**how: Any) -> None:
+    if _ended[0]:
+        return  # the first word counts
+    _ended[0] = True
     nonce = _order.get("nonce") if _order.get("call") is None else None
     mark = "{}{}".format(MARK, "-" + nonce if nonce else "")
     _print("{}: {}".format(mark, json.dumps({"answer": _answer, **how}, default=str)))
 
 
 def _print(line: str) -> None:
-    sys.stdout.write(re.sub(r"[\r\n]+", " ", line) + "\n")
-    sys.stdout.flush()
+    """Write past ``sys.stdout``, which a script or a library may have replaced or closed."""
+    _flush(sys.stdout)
+    data = (re.sub(r"[\r\n]+", " ", line) + "\n").encode("utf-8", "replace")
+    while data:
+        data = data[os.write(_out, data) :]
+
+
+def _flush(stream: Any) -> None:
+    try:
+        stream.flush()
+    except (AttributeError, OSError, ValueError):
+        pass  # replaced, or closed
 
 
 def _leave(code: int) -> NoReturn:
     """End at once: destructors of CUDA libraries may hang or crash, and what was found out has been told."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush(sys.stdout)
+    _flush(sys.stderr)
     os._exit(code)
 
 

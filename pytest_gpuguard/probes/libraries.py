@@ -1,7 +1,8 @@
 """Finds out whether a kernel library imports, holds what it should have compiled, and runs a kernel.
 
 ``args``: ``name`` (of TABLE), or ``all`` (names) for several at once, each in a process of its own; ``launch`` to also
-run a kernel. Must never compile one that takes minutes.
+run a kernel. Must never compile one that takes minutes, nor take an import without a GPU for all: sgl_kernel then loads
+its file for SM100, and on Hopper another one, which only the launch shows.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import importlib.util
 import os
 import re
 import tempfile
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
@@ -24,7 +26,8 @@ class Library(NamedTuple):
     """A kernel library: its distributions, the modules that it may be, and what it must hold.
 
     ``compiled``: how the names of the files begin that it cannot do without ("": any compiled one); ``ops``: the
-    namespace of its torch operators; ``launch``: the function here that runs one of its kernels.
+    namespace of its torch operators; ``launch``: the function here that runs one of its kernels; ``own``: its folder
+    may be another wheel's, and counts only with a distribution; ``source``: a folder of releases with nothing compiled.
     """
 
     distributions: tuple[str, ...]
@@ -32,6 +35,8 @@ class Library(NamedTuple):
     compiled: str | None = None
     ops: str | None = None
     launch: str | None = None
+    own: bool = False
+    source: str | None = None
 
 
 TABLE = {
@@ -41,11 +46,11 @@ TABLE = {
     "flashinfer": Library(("flashinfer-python",), ("flashinfer",), launch="launch_flashinfer"),
     "vllm": Library(("vllm",), ("vllm._C", "vllm._C_stable_libtorch"), r"_C[._]", "_C", "launch_vllm"),
     "triton": Library(("triton",), ("triton",), "libtriton", launch="launch_triton"),
-    "deep_gemm": Library(("sgl-deep-gemm", "deep-gemm"), ("deep_gemm",), ""),
+    "deep_gemm": Library(("sgl-deep-gemm", "deep-gemm"), ("deep_gemm",), "", source="jit_kernels"),
     "deep_ep": Library(("sgl-deep-ep", "deep-ep"), ("deep_ep",), ""),
     "flash_mla": Library(("sgl-flash-mla", "flash-mla"), ("flash_mla",), ""),
     "flash_attn": Library(("flash-attn",), ("flash_attn_2_cuda",), "flash_attn_2_cuda", launch="launch_flash_attn"),
-    "flash_attn_4": Library(("flash-attn-4",), ("flash_attn.cute",)),
+    "flash_attn_4": Library(("flash-attn-4",), ("flash_attn.cute",), own=True),
     "quack": Library(("quack-kernels",), ("quack",)),
     "cutlass": Library(("nvidia-cutlass-dsl",), ("cutlass.cute",)),
     "tilelang": Library(("tilelang",), ("tilelang",), ""),
@@ -86,7 +91,7 @@ def look(name: Any) -> None:
     version = _version(library, folder)
     kit.answer(name=name, module=module, version=version, folder=folder)
     files = list(compiled_files(folder, library.compiled)) if library.compiled is not None else []
-    if library.compiled is not None and not files:
+    if library.compiled is not None and not files and not _of_sources(library, folder):
         kit.defect(
             "import.abi",
             f"{name} {version} has no compiled library {library.compiled}".rstrip()
@@ -100,6 +105,10 @@ def look(name: Any) -> None:
     except (ImportError, OSError, RuntimeError) as error:
         if not kit.gpus and NO_DRIVER.search(str(error)):
             kit.absent("gpus", f"{module} needs the NVIDIA driver to be imported: {str(error).strip().splitlines()[0]}")
+        raise
+    except AssertionError as error:  # DeepGEMM's has no text
+        if traceback.extract_tb(error.__traceback__)[-1].name.lstrip("_") == "find_cuda_home":
+            kit.defect("jit.compile", f"{module} finds no CUDA toolkit on import: set CUDA_HOME to one with an nvcc")
         raise
     said = [f"{name} {version} imports"]
     if library.ops is not None:
@@ -117,6 +126,8 @@ def look(name: Any) -> None:
 
 def find(library: Library) -> tuple[str, str] | None:
     """The module to import, and the folder or file where its top package lies; None when there is none."""
+    if library.own and not any(map(_distribution, library.distributions)):
+        return None  # flash-attn 2 and some releases of sgl-kernel bring flash_attn/cute along
     for module in library.modules:
         top = module.partition(".")[0]
         try:
@@ -131,6 +142,10 @@ def find(library: Library) -> tuple[str, str] | None:
             continue  # two distributions may share a package, and releases name their parts differently
         return module, folders[0] if folders else str(spec.origin)
     return None
+
+
+def _of_sources(library: Library, folder: str) -> bool:
+    return library.source is not None and os.path.isdir(os.path.join(folder, library.source))
 
 
 def _names(folder: str) -> list[str]:

@@ -1,7 +1,8 @@
 """Finds out whether the kernel libraries were linked against torch's CUDA, and that one CUDA runtime is in one process.
 
-``args`` ``part``: "needed" reads the files' own lists of libraries, "mapped" imports all and looks at the process. Must
-never take a library for broken that only could not be imported: the claims about imports tell that.
+``args`` ``part``: "needed" reads the files' own lists of libraries, "mapped" imports all and looks at the process;
+without it both are answered by their names, each with "said" where it holds. Must never take a library for broken that
+only could not be imported: the claims about imports tell that.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import re
 import struct
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from pytest_gpuguard.probes import kit
 
@@ -37,12 +40,16 @@ PACKAGES = (
 IMPORTED = ("torch", "sgl_kernel", "flashinfer", "vllm._C", "deep_gemm", "deep_ep", "flash_attn_2_cuda")
 #: A CUDA library whose major is CUDA's own. Wheels repaired by auditwheel have a hash in the name.
 CUDA_LIBRARY = re.compile(r"^(libcudart|libnvrtc|libcublas|libcublasLt)(?:[.-][0-9a-f]{8})?\.so\.(\d+)")
+RUNTIME = re.compile(r"^libcudart(?:[.-][0-9a-f]{8})?\.so\.\d")
 #: The most files that are read of one package; of FlashInfer's precompiled kernels there are thousands, all alike.
 MOST_FILES = 300
+PARTS = ("needed", "mapped")
+#: How long one of both may take, in seconds.
+LIMIT_S = 150.0
 
 
 def run() -> None:
-    """One of the two parts."""
+    """One of the two parts, or both at once, each in a process of its own."""
     cuda = build_of_torch()
     if cuda is None:
         kit.absent("cuda", "torch is no CUDA build here, or not installed")
@@ -52,8 +59,19 @@ def run() -> None:
         _needed(int(cuda.partition(".")[0]))
     elif part == "mapped":
         _mapped(int(cuda.partition(".")[0]))
+    elif part is None:
+        _both()
     else:
         raise ValueError(f'args part {part!r}: "needed" or "mapped"')
+
+
+def _both() -> None:
+    with ThreadPoolExecutor(max_workers=len(PARTS)) as threads:
+        ended = list(threads.map(lambda one: kit.child("run", LIMIT_S, args={"part": one}), PARTS))
+    found: dict[str, Any] = {}
+    for part, rank in zip(PARTS, ended):  # noqa: B905 (strict= is newer than 3.8)
+        found[part] = {"said": rank.data.get("said", "")} if rank.ok else {"defect": rank.defect, "told": rank.told}
+    kit.answer(**found, said="; ".join(one["said"] for one in found.values() if "said" in one) or "neither holds")
 
 
 def build_of_torch() -> str | None:
@@ -183,8 +201,11 @@ def _mapped(major: int) -> None:
             failed.append(module)
         else:
             imported.append(module)
-    runtimes = mapped_runtimes()
-    kit.answer(imported=imported, failed=failed, runtimes=runtimes)
+    every = mapped_files()
+    found = [one for one in every if RUNTIME.match(os.path.basename(one))]
+    runtimes = asked_for(found, every)
+    loaded = [one for one in found if one not in runtimes]
+    kit.answer(imported=imported, failed=failed, runtimes=runtimes, only_loaded=loaded)
     if "torch" in failed:
         kit.absent("package", "torch cannot be imported")
     majors = {_major(os.path.basename(path)) for path in runtimes}
@@ -196,16 +217,28 @@ def _mapped(major: int) -> None:
     if majors - {major}:
         kit.defect("import.abi", f"torch is built for CUDA {major}, and the runtime in its process is {runtimes[0]}")
     without = f" ({', '.join(failed)} cannot be imported)" if failed else ""
-    kit.answer(said=f"{runtimes[0] if runtimes else 'a runtime linked in'} after {', '.join(imported)}{without}")
+    unused = f"; loaded, and nothing is linked against it: {', '.join(loaded)}" if loaded else ""
+    kit.answer(
+        said=f"{runtimes[0] if runtimes else 'a runtime linked in'} after {', '.join(imported)}{without}{unused}"
+    )
 
 
-def mapped_runtimes() -> list[str]:
-    """The paths of all CUDA runtimes in this process."""
+def asked_for(runtimes: list[str], files: list[str]) -> list[str]:
+    """Those of the runtimes that one of the files is linked against, by their majors; all where none is.
+
+    sgl_kernel loads the runtime of whatever toolkit it finds (sgl_kernel/load_utils.py): nothing ever calls that one.
+    """
+    needed = {_major(one) for path in files for one in needed_by(path) if one.startswith("libcudart")}
+    return [one for one in runtimes if _major(os.path.basename(one)) in needed] or runtimes
+
+
+def mapped_files() -> list[str]:
+    """The paths of all libraries in this process."""
     found = set()
     with open("/proc/self/maps", errors="replace") as file:
         for line in file:
             parts = line.rstrip("\n").split(None, 5)
-            if len(parts) == 6 and re.match(r"libcudart(?:[.-][0-9a-f]{8})?\.so\.\d", os.path.basename(parts[5])):
+            if len(parts) == 6 and ".so" in os.path.basename(parts[5]):
                 found.add(parts[5])
     return sorted(found)
 

@@ -17,9 +17,15 @@ from typing import NoReturn
 from pytest_gpuguard.probes import kit
 
 KERNEL = "__global__ void gpuguard(float* one) { *one += 1; }\n"
-#: The oldest CUDA whose nvcc FlashInfer builds with for a major of the SM (flashinfer/compilation_context.py,
-#: flashinfer-ai/flashinfer#2577).
+#: The oldest CUDA whose nvcc FlashInfer builds with for a major of the SM, and the release from which on it does so
+#: (flashinfer/compilation_context.py, flashinfer-ai/flashinfer#2577).
 FLASHINFER_WANTS = {12: (12, 9)}
+FLASHINFER_SINCE = (0, 6, 7)
+#: The oldest that DeepGEMM builds with (DeepGEMM csrc/jit/compiler.hpp); it has kernels for these majors.
+DEEP_GEMM_WANTS = (12, 3)
+DEEP_GEMM_MAJORS = (9, 10)
+#: Variables that make one builder take another compiler (flashinfer/jit/cpp_ext.py, torch/utils/cpp_extension.py).
+OTHER_COMPILERS = ("FLASHINFER_NVCC", "PYTORCH_NVCC", "DG_JIT_NVCC_COMPILER")
 
 
 def run() -> None:
@@ -53,6 +59,12 @@ def run() -> None:
     for sm in kit.sms():
         if known and sm not in known:
             print(text)
+            if int(sm) < min(map(int, known)):
+                kit.defect(
+                    "jit.compile",
+                    f"{said} no longer knows compute_{sm}{where}: take an older toolkit, or hide that GPU "
+                    f"(CUDA_VISIBLE_DEVICES){_others(path)}",
+                )
             kit.defect(
                 "jit.compile",
                 f"{said} does not know compute_{sm}, torch is built for CUDA {torch_cuda or 'none'}{where}: set "
@@ -60,17 +72,41 @@ def run() -> None:
             )
     for sm in kit.sms():
         wanted = FLASHINFER_WANTS.get(int(sm[:-1]))
-        if wanted and version < wanted and _installed("flashinfer-python"):
+        if wanted and version < wanted and _flashinfer_refuses():
             kit.defect(
                 "jit.compile",
                 f"{said} is too old for FlashInfer: SM {sm[:-1]}.x requires CUDA >= {wanted[0]}.{wanted[1]}, else it "
                 f"builds for no GPU{where}{_others(path)}",
             )
         _compile(path, sm)
-    # No defect: SGLang's and FlashInfer's builds go on (sglang/kernels/jit/utils/arch.py), torch's own do not.
-    other = torch_cuda is not None and int(torch_cuda.partition(".")[0]) != version[0]
-    note = f"; it is of another major than torch's CUDA {torch_cuda}: torch's own extensions refuse it" if other else ""
-    kit.answer(said=f"{said}, found by {how}, compiles for sm_{', sm_'.join(kit.sms())} ({path}){note}")
+    compiles = f"{said}, found by {how}, compiles for sm_{', sm_'.join(kit.sms())} ({path})"
+    kit.answer(said="; ".join([compiles, *_notes(version, torch_cuda)]))
+
+
+def _notes(version: tuple[int, int], torch_cuda: str | None) -> list[str]:
+    """What some builder lacks, or takes instead: no defect, because others go on, and kernels may be precompiled."""
+    found = []
+    if torch_cuda is not None and int(torch_cuda.partition(".")[0]) != version[0]:
+        # SGLang's and FlashInfer's builds go on (sglang/kernels/jit/utils/arch.py).
+        found.append(f"it is of another major than torch's CUDA {torch_cuda}: torch's own extensions refuse it")
+    deep_gemm = _version("sgl-deep-gemm") or _version("deep-gemm")
+    if deep_gemm and version < DEEP_GEMM_WANTS and any(int(sm[:-1]) in DEEP_GEMM_MAJORS for sm in kit.sms()):
+        found.append(f"DeepGEMM refuses it: it requires nvcc >= {DEEP_GEMM_WANTS[0]}.{DEEP_GEMM_WANTS[1]}")
+    if (_version("flashinfer-python") or _version("sglang")) and shutil.which("ninja") is None:
+        found.append("no ninja in the PATH: FlashInfer and SGLang compile nothing without (pip install ninja)")
+    for name in OTHER_COMPILERS:
+        if os.environ.get(name):
+            found.append(f"{name} makes its builder take {os.environ[name]} instead, which is not judged")
+    kit.answer(notes=found)
+    return found
+
+
+def _flashinfer_refuses() -> bool:
+    """Whether the installed FlashInfer takes no older nvcc; it does where its list has suffixes ("12.0a")."""
+    version = tuple(map(int, re.findall(r"\d+", (_version("flashinfer-python") or "").partition("+")[0])[:3]))
+    return version >= FLASHINFER_SINCE and not re.search(
+        r"\d[a-z](?:\s|$)", os.environ.get("FLASHINFER_CUDA_ARCH_LIST", "")
+    )
 
 
 def build_of_torch() -> str | None:
@@ -101,7 +137,8 @@ def find() -> tuple[str | None, str]:
 
 def _missing(path: str | None, how: str) -> NoReturn:
     cure = _others(None) or "; install the toolkit of torch's CUDA, or precompiled kernels"
-    if path is not None and how != "PATH":
+    # A runtime image has /usr/local/cuda without an nvcc: FlashInfer then goes by torch's CUDA and what is precompiled.
+    if path is not None and how not in ("PATH", "default"):
         kit.defect("jit.compile", f"a just-in-time build looks for {path} ({how}), which is no program{cure}")
     kit.absent(
         "tools", f"no nvcc in CUDA_HOME, CUDA_PATH, PATH or /usr/local/cuda: kernels cannot be compiled here{cure}"
@@ -120,11 +157,11 @@ def _others(path: str | None) -> str:
     return f"; here are also {', '.join(found[:4])}" if found else ""
 
 
-def _installed(name: str) -> bool:
+def _version(name: str) -> str | None:
     try:
-        return bool(metadata.version(name))
+        return metadata.version(name)
     except metadata.PackageNotFoundError:
-        return False
+        return None
 
 
 def _compile(path: str, sm: str) -> None:

@@ -1,4 +1,4 @@
-"""How the GPUs reach each other and the host: copies that must arrive whole, bandwidth, and PCIe links under load.
+"""How torch computes on the GPUs, how they reach each other and the host: whole copies, bandwidth, PCIe under load.
 
 Links are judged only while data moves: an idle one runs slower on purpose. No copy that hangs may outlive it.
 """
@@ -16,33 +16,65 @@ from pytest_gpuguard.probes import kit
 
 #: How long torch and the CUDA contexts may take, and how long one copy, in seconds.
 IMPORT_S, COPY_S = 90.0, 30.0
+#: How long all parts of a shared answer may take, in seconds.
+SHARED_S = 200.0
 #: Bytes that are compared, and bytes that are timed.
 COMPARED, TIMED = 16 << 20, 128 << 20
 REPEATS = 4
-#: How long a link is kept busy while its speed is read, in seconds.
+#: How long a link is kept busy at most while its speed is read, in seconds.
 LOAD_S = 0.6
 SYSFS = "/sys/bus/pci/devices"
 #: GT/s of the PCIe generations.
 GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
+#: The parts, and how many GPUs each needs.
+LEAST = {"torch": 1, "copies": 2, "links": 1}
+
+_part = ""
 
 
 def run() -> None:
-    """``args``: {"check": "copies"} between all pairs of GPUs, or {"check": "links"} to the host."""
+    """``args``: {"check": "copies"} between all pairs of GPUs, {"check": "links"} to the host, or {"all": true}.
+
+    ``all`` asks for every part in one process, and answers which of them hold; a part that does not is to be asked for
+    by itself, and torch's by the probe torch_gpus: then outcome, words and log are its own.
+    """
+    if kit.args.get("all"):
+        shared()
+        return
     what = kit.args.get("check", "copies")
     if what not in ("copies", "links"):
         raise ValueError(f"check is {what!r}: it must be copies or links")
     found = devices()
-    least = 2 if what == "copies" else 1
-    if len(found) < least:
-        kit.absent("gpus", f"this needs {least} GPUs at least: {len(found)} are leased")
-    limit_s = IMPORT_S + COPY_S * (len(found) ** 2 + 1)
+    if len(found) < LEAST[what]:
+        kit.absent("gpus", f"this needs {LEAST[what]} GPUs at least: {len(found)} are leased")
     kit.stage(what)
-    done = kit.child(what, limit_s)
-    if done.ok:
-        kit.answer(**done.data)
-        (judge_copies if what == "copies" else judge_links)(done.data)
-        return
-    kit.settle([done], what)
+    done = kit.child("alone", IMPORT_S + COPY_S * (len(found) ** 2 + 1))
+    if not done.ok:
+        kit.settle([done], what)
+    kit.answer(**done.data)
+    defect, said = JUDGES[what](done.data)
+    if defect is not None:
+        kit.defect(*defect)
+    kit.answer(said=said)
+
+
+def shared() -> None:
+    """Every part that there are GPUs for; one that hangs or crashes is left out, and the others begin anew."""
+    until = time.monotonic() + float(kit.args.get("shared_s", SHARED_S))
+    left = [part for part, least in LEAST.items() if len(devices()) >= least]
+    data: dict[str, Any] = {}
+    while left and time.monotonic() < until:
+        kit.stage(", ".join(left))
+        done = kit.child("several", until - time.monotonic(), args={**kit.args, "parts": left})
+        data = done.data if done.ok else {}
+        if done.ok:
+            break
+        print(f"in {done.stage!r}:\n{done.text}", flush=True)
+        part = done.stage.partition(":")[0]
+        left = [one for one in left if one != part] if part in left else []  # torch itself: no part can hold
+    judged = {part: JUDGES[part](found) for part, found in data.items()}
+    holds = [part for part, (defect, _) in judged.items() if defect is None]
+    kit.answer(**data, holds=holds, said="; ".join(judged[part][1] for part in holds) or "no part holds in one process")
 
 
 def devices() -> list[str]:
@@ -50,57 +82,83 @@ def devices() -> list[str]:
     return [str(one) for one in kit.args.get("devices") or [f"cuda:{index}" for index in range(len(kit.gpus))]]
 
 
-def judge_copies(data: dict[str, Any]) -> None:
+def judge_torch(data: dict[str, Any]) -> tuple[tuple[str, str] | None, str]:
+    """Every product was right: a GPU that torch does not see has none."""
+    wrong = ("numerics", f"products are wrong on GPU {data['wrong'][0]}") if data["wrong"] else None
+    return wrong, f"{len(devices())} GPU(s) compute with torch {data['torch']} (CUDA {data['cuda']})"
+
+
+def judge_copies(data: dict[str, Any]) -> tuple[tuple[str, str] | None, str]:
     """A copy that arrives changed is a defect; the rest is told."""
     if data["wrong"]:
         first = data["wrong"][0]
-        kit.defect(
-            "comm.p2p",
-            f"a copy from GPU {first['from']} to GPU {first['to']} arrived with {first['bytes']} wrong bytes of "
-            f"{COMPARED} ({len(data['wrong'])} of {data['pairs']} directions): with IOMMU or ACS on, P2P may corrupt "
-            "data",
-        )
+        text = f"a copy from GPU {first['from']} to GPU {first['to']} arrived with {first['bytes']} wrong bytes of "
+        text += f"{COMPARED} ({len(data['wrong'])} of {data['pairs']} directions)"
+        return ("comm.p2p", f"{text}: with IOMMU or ACS on, P2P may corrupt data"), ""
     rates = [one for row in data["gb_per_s"] for one in row if one is not None]
     reach = data["access"]
-    if reach is None:
-        access = "P2P access unknown"
-    else:
-        able = sum(one is True for row in reach for one in row)
-        access = f"P2P access in {able} of {data['pairs']} directions"
-    kit.answer(said=f"{access}; copies whole, {min(rates):.1f} to {max(rates):.1f} GB/s")
+    able = "an unknown number" if reach is None else sum(one is True for row in reach for one in row)
+    access = f"P2P access in {able} of {data['pairs']} directions"
+    return None, f"{access}; copies whole, {min(rates):.1f} to {max(rates):.1f} GB/s"
 
 
-def judge_links(data: dict[str, Any]) -> None:
+def judge_links(data: dict[str, Any]) -> tuple[tuple[str, str] | None, str]:
     """A link below what GPU and slot can both do is a fault of the machine."""
-    slow = [one for one in data["links"] if one["below"]]
-    if slow:
-        kit.defect("hardware", "; ".join(told(one) for one in slow))
-    kit.answer(said="; ".join(told(one) for one in data["links"]))
+    slow = "; ".join(told(one) for one in data["links"] if one["below"])
+    return (("hardware", slow) if slow else None), "; ".join(map(told, data["links"]))
 
 
 def told(link: dict[str, Any]) -> str:
     """One link in words."""
-    rates = f"{link['to_gpu']:.1f} GB/s to it, {link['from_gpu']:.1f} from it"
-    if link["gen"] is None or link["width"] is None:
-        return f"GPU {link['gpu']}: PCIe speed not readable, {rates}"
     now = f"PCIe gen {link['gen']} x{link['width']} under load"
-    if link["gen_max"] is None:
-        return f"GPU {link['gpu']}: {now} (what its slot can do is not known), {rates}"
-    if link["below"]:
-        return f"GPU {link['gpu']}: {now} where GPU and slot can do gen {link['gen_max']} x{link['width_max']}, {rates}"
-    return f"GPU {link['gpu']}: {now}, {rates}"
+    if link["gen"] is None or link["width"] is None:
+        now = "PCIe speed not readable"
+    elif link["gen_max"] is None:
+        now += " (what its slot can do is not known)"
+    elif link["below"]:
+        now += f" where GPU and slot can do gen {link['gen_max']} x{link['width_max']}"
+    return f"GPU {link['gpu']}: {now}, {link['to_gpu']:.1f} GB/s to it, {link['from_gpu']:.1f} from it"
 
 
 # ------------------------------------------------------------------------------------------------------ in the child
 
 
-def copies() -> None:
-    """Every direction between two devices: may it be read directly, does a copy arrive whole, and how fast is it."""
+def alone() -> None:
+    """The part that was asked for."""
+    kit.answer(**CHECKS[kit.args.get("check", "copies")](*start()))
+
+
+def several() -> None:
+    """Some parts, one after another: what each found, by its name."""
+    global _part
     torch, found = start()
+    for _part in kit.args["parts"]:
+        kit.answer(**{_part: CHECKS[_part](torch, found)})
+
+
+def products(torch: Any, found: list[str]) -> dict[str, Any]:
+    """A product of whole numbers on every device, which must be exact: it is small enough for bfloat16."""
+    values = torch.arange(64 * 64).reshape(64, 64)
+    left, right = (values * 7 // 5) % 2, (values // 64 + values) % 3
+    exact = left.double() @ right.double()
+    wrong = []
+    for index, name in enumerate(found):
+        begin(f"compute on GPU {index}", COPY_S)
+        for dtype in (torch.float32, torch.bfloat16):
+            product = left.to(name).to(dtype) @ right.to(name).to(dtype) + 1
+            if not torch.equal(product.double().to("cpu") - 1, exact):
+                wrong.append(index)
+    faulthandler.cancel_dump_traceback_later()
+    return {"wrong": wrong, "torch": str(torch.__version__), "cuda": torch.version.cuda}
+
+
+def copies(torch: Any, found: list[str]) -> dict[str, Any]:
+    """Every direction between two devices: may it be read directly, does a copy arrive whole, and how fast is it."""
     count = len(found)
     access: list[list[bool | None]] | None = None
     if found[0].startswith("cuda"):
-        access = [[peer(torch, a, b) for b in range(count)] for a in range(count)]
+        able = torch.cuda.can_device_access_peer
+        access = [[None if a == b else bool(able(a, b)) for b in range(count)] for a in range(count)]
     original = (torch.arange(COMPARED // 4, dtype=torch.int32) * 40503) ^ 0x5A5A5A5A
     rate: list[list[float | None]] = [[None] * count for _ in found]
     wrong = []
@@ -124,35 +182,36 @@ def copies() -> None:
             del target, arrived
         del source, whole
     faulthandler.cancel_dump_traceback_later()
-    kit.answer(access=access, gb_per_s=rate, wrong=wrong, pairs=count * (count - 1))
+    return {"access": access, "gb_per_s": rate, "wrong": wrong, "pairs": count * (count - 1)}
 
 
-def peer(torch: Any, a: int, b: int) -> bool | None:
-    """Whether one GPU may read another's memory; None for itself."""
-    return None if a == b else bool(torch.cuda.can_device_access_peer(a, b))
-
-
-def links() -> None:
+def links(torch: Any, found: list[str]) -> dict[str, Any]:
     """Each GPU's way to the host and back, with the link's speed read while it is busy."""
-    torch, found = start()
     pinned = found[0].startswith("cuda")
     host = torch.empty(TIMED // 4, dtype=torch.int32, pin_memory=pinned)
     read = []
     for index, name in enumerate(found):
         begin(f"copies between the host and GPU {index}", COPY_S + LOAD_S)
         there = torch.zeros(TIMED // 4, dtype=torch.int32, device=name)
-        pci = bus_ids()[index] if index < len(bus_ids()) else None
-        with Watched(pci) as watched:
-            until = time.monotonic() + LOAD_S
-            while time.monotonic() < until:
+        facts = facts_of(index)
+        with Watched(facts) as watched:
+            begun = time.monotonic()
+            while time.monotonic() < begun + LOAD_S and not watched.at_best():
                 there.copy_(host, non_blocking=True)
                 host.copy_(there, non_blocking=True)
                 wait(torch, name)
+            busy = time.monotonic() - begun
         to, back = speed(torch, host, there, name), speed(torch, there, host, name)
-        read.append({"gpu": index, "pci": pci, "to_gpu": round(to, 2), "from_gpu": round(back, 2), **watched.found()})
+        rates = {"to_gpu": round(to, 2), "from_gpu": round(back, 2), "busy_s": round(busy, 2)}
+        read.append({"gpu": index, "pci": sysfs_name(str(facts.get("pci") or "")), **rates, **watched.found()})
         del there
     faulthandler.cancel_dump_traceback_later()
-    kit.answer(links=read)
+    return {"links": read}
+
+
+CHECKS = {"torch": products, "copies": copies, "links": links}
+#: What is broken, by its outcome and in words (None: nothing), and the words for what holds.
+JUDGES = {"torch": judge_torch, "copies": judge_copies, "links": judge_links}
 
 
 def start() -> tuple[Any, list[str]]:
@@ -175,7 +234,7 @@ def start() -> tuple[Any, list[str]]:
 
 def begin(stage: str, limit_s: float) -> None:
     """A stage with an end of its own: at its limit the process prints where it is and is gone."""
-    kit.stage(stage)
+    kit.stage(f"{_part}: {stage}" if _part else stage)
     faulthandler.dump_traceback_later(float(kit.args.get("limit_s", limit_s)), exit=True)
 
 
@@ -200,10 +259,10 @@ def speed(torch: Any, source: Any, target: Any, *names: str) -> float:
 # ------------------------------------------------------------------------------------------------------------- sysfs
 
 
-def bus_ids() -> list[str]:
-    """The leased GPUs' PCI addresses in the order of the lease, as sysfs spells them."""
-    by_uuid = {one.get("uuid"): str(one.get("pci") or "") for one in kit.rig}
-    return [sysfs_name(by_uuid.get(uuid, "")) for uuid in kit.gpus]
+def facts_of(index: int) -> dict[str, Any]:
+    """NVML's facts of a leased GPU, by its place in the lease; none where it has none."""
+    uuid = kit.gpus[index] if index < len(kit.gpus) else None
+    return next((one for one in kit.rig if one.get("uuid") == uuid), {})
 
 
 def sysfs_name(pci: str) -> str:
@@ -215,10 +274,12 @@ def sysfs_name(pci: str) -> str:
 class Watched:
     """Reads a link's speed and width again and again while it is busy, and keeps the best."""
 
-    def __init__(self, pci: str | None) -> None:
-        root = str(kit.args.get("sysfs", SYSFS))
+    def __init__(self, facts: dict[str, Any]) -> None:
+        root, pci = str(kit.args.get("sysfs", SYSFS)), sysfs_name(str(facts.get("pci") or ""))
+        self._facts = facts
         # The real path goes from the root port down to the GPU: one folder up is the slot's end of the link.
         self._gpu = os.path.realpath(os.path.join(root, pci)) if pci else ""
+        self._most = self._able()
         self._best: tuple[float, int] = (0.0, 0)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -245,20 +306,33 @@ class Watched:
         width = re.match(r"\s*([1-9]\d?)\s*$", read(os.path.join(folder, f"{which}_link_width")))
         return float(speed[1]) if speed else None, int(width[1]) if width and int(width[1]) <= 32 else None
 
-    def found(self) -> dict[str, Any]:
-        """Generation and lanes under load, what GPU and slot can both do, and whether it is below that.
+    def _able(self) -> tuple[int, int] | None:
+        """Generation and lanes that GPU and slot can both do; None where the slot is not seen, or is made up.
 
-        The last two are unknown where the slot is not seen, or is one that a hypervisor made up.
+        A slot may advertise what the firmware forbids or the board does not wire: NVML's own maximum counts too.
         """
-        speed, width = self._best
         gpu, slot = self._ask("max", self._gpu), self._ask("max", os.path.dirname(self._gpu))
-        found: dict[str, Any] = {"gen": GENERATIONS.get(speed), "width": width or None}
         virtual = " hypervisor" in read(str(kit.args.get("cpuinfo", "/proc/cpuinfo")))
-        if virtual or None in (*gpu, *slot) or not speed or not width:
+        if virtual or None in (*gpu, *slot):
+            return None
+        fastest = GENERATIONS.get(min(gpu[0] or 0.0, slot[0] or 0.0), 0)
+        widest = min(gpu[1] or 0, slot[1] or 0)
+        gen, width = self._facts.get("pcie_gen"), self._facts.get("pcie_width_max")
+        return min(fastest, gen or fastest), min(widest, width or widest)
+
+    def at_best(self) -> bool:
+        """Whether the link was seen at what GPU and slot can do: nothing more is to be waited for."""
+        gen, width = GENERATIONS.get(self._best[0], 0), self._best[1]
+        return self._most is not None and gen >= self._most[0] > 0 and width >= self._most[1]
+
+    def found(self) -> dict[str, Any]:
+        """Generation and lanes under load, what GPU and slot can both do (None: not known), and whether it is below."""
+        speed, width = self._best
+        found: dict[str, Any] = {"gen": GENERATIONS.get(speed), "width": width or None}
+        if self._most is None or not speed or not width:
             return {**found, "gen_max": None, "width_max": None, "below": False}
-        fastest, widest = min(gpu[0] or 0.0, slot[0] or 0.0), min(gpu[1] or 0, slot[1] or 0)
-        below = speed < fastest or width < widest
-        return {**found, "gen_max": GENERATIONS.get(fastest), "width_max": widest, "below": below}
+        below = GENERATIONS.get(speed, 0) < self._most[0] or width < self._most[1]
+        return {**found, "gen_max": self._most[0] or None, "width_max": self._most[1], "below": below}
 
 
 def read(path: str) -> str:

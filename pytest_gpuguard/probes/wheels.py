@@ -1,10 +1,14 @@
 """Finds out whether what is installed together belongs together, by the packages' own metadata.
 
-``args`` ``part``: which of PARTS is judged. Must never import any of the packages, nor judge what serving does not use.
+``args`` ``part``: which of PARTS is judged; without it all are answered by their names, each as {"said": text},
+{"defect": [outcome, text]} or {"absent": [what, text]}. Must never import any of the packages, nor judge what serving
+does not use.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import importlib
 import importlib.util
 import os
@@ -23,8 +27,21 @@ SERVING = re.compile(
 )
 CUDA_WHEELS = re.compile(r"(?:nvidia-|cuda-)")
 #: Wheels of which a newer one of the same major may stand in for the pinned one: SGLang asks for a newer cuDNN than its
-#: torch pins (pytorch/pytorch#168167), and its images bring a newer NCCL.
-MAY_BE_NEWER = re.compile(r"nvidia-(?:nccl|cudnn)-cu")
+#: torch pins (pytorch/pytorch#168167), and its images bring a newer NCCL, NVSHMEM and cuBLAS (docker/Dockerfile).
+MAY_BE_NEWER = re.compile(r"nvidia-(?:nccl|cudnn|nvshmem|cublas)(?:-cu\d+)?$")
+#: The bindings of CUDA itself: right are those of torch's CUDA, whatever major an engine's metadata name.
+BINDINGS = ("cuda-python", "cuda-bindings")
+#: What is compiled for one torch, one CUDA, or each other. Of all else an engine may meet a newer one than it pins.
+COMPILED = re.compile(
+    r"(?:sgl-|sglang|vllm|torch|triton|nvidia-|cuda-|flashinfer|flash-|deep-|quack-kernels|apache-tvm-ffi|tilelang|xformers|"
+    r"humming-kernels|b12x)"
+)
+#: Wheels that write other files to the same paths (NVIDIA/cutlass#3170, sgl-project/sglang#27707).
+OVERLAID = ("nvidia-cutlass-dsl-libs-base", "nvidia-cutlass-dsl-libs-cu13")
+#: From this SM major on the files for CUDA 13 are needed; on Hopper SGLang keeps the others (sgl-project/sglang#25938).
+OVERLAY_NEEDED = 10
+#: The largest file whose hash is taken, in bytes; of larger ones only the size is compared.
+MOST_HASHED = 1 << 20
 FLASHINFER = ("flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache")
 #: What an engine cannot serve on a GPU without.
 NEEDED = ("sglang-kernel", "sgl-kernel", "flashinfer-python", "triton", "transformers")
@@ -42,20 +59,35 @@ class Asked(NamedTuple):
 
 
 def run() -> None:
-    """One of the parts."""
+    """One of the parts, or all."""
     part = kit.args.get("part")
-    if part not in PARTS:
+    if part is not None and part not in PARTS:
         raise ValueError(f"args part {part!r}: one of {', '.join(PARTS)}")
     packages = installed()
-    if part == "flashinfer":
-        _flashinfer(packages)
+    asked = requirements(packages)
+    if part is None:
+        found = {one: judge(one, asked, packages) for one in PARTS}
+        holds = [f"{one}: {told['said']}" for one, told in found.items() if "said" in told]
+        kit.answer(said="; ".join(holds) or "none holds")
+        kit.answer(**{one: {how: told[how] for how in told if how != "data"} for one, told in found.items()})
         return
+    told = judge(part, asked, packages)
+    kit.answer(part=part, **told.get("data", {}))
+    for how, end in (("defect", kit.defect), ("absent", kit.absent)):
+        if how in told:
+            end(*told[how])
+    kit.answer(said=told["said"])
+
+
+def judge(part: str, asked: list[Asked], packages: dict[str, metadata.Distribution]) -> dict[str, Any]:
+    """What is to be said of one part."""
+    if part == "flashinfer":
+        return _flashinfer(packages)
     if part in ("torch", "engine") and not any(one in packages for one in ENGINES):
-        kit.absent("package", "neither sglang nor vllm is installed in this stack")
+        return {"absent": ["package", "neither sglang nor vllm is installed in this stack"]}
     if part == "nvidia" and "torch" not in packages:
-        kit.absent("package", "torch is not installed in this stack")
-    asked = [one for one in requirements(packages) if part_of(one) == part]
-    _judge(part, asked, packages)
+        return {"absent": ["package", "torch is not installed in this stack"]}
+    return _requirements(part, [one for one in asked if part_of(one) == part], packages)
 
 
 def installed() -> dict[str, metadata.Distribution]:
@@ -107,43 +139,43 @@ def requirements(packages: dict[str, metadata.Distribution]) -> list[Asked]:
     return sorted(found.values())
 
 
-def _judge(part: str, asked: list[Asked], packages: dict[str, metadata.Distribution]) -> None:
+def _requirements(part: str, asked: list[Asked], packages: dict[str, metadata.Distribution]) -> dict[str, Any]:
     newer = [one for one in asked if one.fits is False and may_be_newer(one)]
     wrong = [one for one in asked if one.fits is False and one not in newer]
     missing = [one for one in asked if one.installed is None]
     unread = [one for one in asked if one.installed is not None and one.fits is None]
-    kit.answer(
-        part=part,
-        asked=len(asked),
-        wrong=[f"{one.owner}: {one.text}, installed {one.installed}" for one in wrong],
-        missing=[f"{one.owner}: {one.text}" for one in missing],
-        newer=[f"{one.owner}: {one.text}, installed {one.installed}" for one in newer],
-        not_compared=[f"{one.owner}: {one.text}" for one in unread],
-    )
+    data = {
+        "asked": len(asked),
+        "wrong": [f"{one.owner}: {one.text}, installed {one.installed}" for one in wrong],
+        "missing": [f"{one.owner}: {one.text}" for one in missing],
+        "newer": [f"{one.owner}: {one.text}, installed {one.installed}" for one in newer],
+        "not_compared": [f"{one.owner}: {one.text}" for one in unread],
+    }
     told = [
         f"{one.owner} {packages[one.owner].version} requires {_spec(one)}, installed is {one.name} {one.installed}"
         for one in wrong
     ]
-    if built_for_cuda():
-        needed = [one for one in missing if one.owner in ENGINES and one.name in NEEDED]
-        told += [
-            f"{one.owner} {packages[one.owner].version} requires {_spec(one)}, which is not installed" for one in needed
-        ]
+    needed = [one for one in missing if one.owner in ENGINES and one.name in NEEDED and cuda_of_torch() is not None]
+    told += [
+        f"{one.owner} {packages[one.owner].version} requires {_spec(one)}, which is not installed" for one in needed
+    ]
     if part == "nvidia":
-        told += overwritten(packages, {one.name for one in asked})
+        told += overwritten(packages, {one.name for one in asked} - set(OVERLAID)) + overlaid(packages)
     if told:
         more = f" (and {len(told) - 4} more)" if len(told) > 4 else ""
-        kit.defect("import.abi", "; ".join(told[:4]) + more)
+        specs = sorted({f'"{_spec(one)}"' for one in wrong + needed}) if part in ("engine", "nvidia") else []
+        install = f": pip install {' '.join(specs[:8])}" if specs else ""
+        return {"data": data, "defect": ["import.abi", "; ".join(told[:4]) + more + install]}
     said = [f"{len(asked) - len(missing) - len(unread) - len(newer)} requirements fit"]
     if newer:
-        said.append(_list([f"{one.name} {one.installed} is newer than the pinned {_spec(one)}" for one in newer]))
+        said.append(_list([f"{one.name} {one.installed} instead of the pinned {_spec(one)}" for one in newer]))
     if missing:
         said.append(f"{len(missing)} not installed: {_list([_spec(one) for one in missing])}")
     if unread:
         said.append(f"{len(unread)} could not be compared without packaging: {_list([_spec(one) for one in unread])}")
     if part == "nvidia" and not asked:
-        kit.absent("cuda", f"torch {packages['torch'].version} requires no NVIDIA wheels")
-    kit.answer(said=", ".join(said))
+        return {"data": data, "absent": ["cuda", f"torch {packages['torch'].version} requires no NVIDIA wheels"]}
+    return {"data": data, "said": ", ".join(said)}
 
 
 def _spec(one: Asked) -> str:
@@ -155,12 +187,17 @@ def _list(names: list[str]) -> str:
 
 
 def may_be_newer(one: Asked) -> bool:
-    """Whether a library that keeps its interface within a major is newer than the pinned one."""
+    """Whether what is installed may stand in for the pinned one: a newer one that keeps its interface, mostly."""
     pinned = re.search(r"==\s*(\d[\d.]*)", one.text)
-    if not MAY_BE_NEWER.match(one.name) or pinned is None or one.installed is None:
+    if pinned is None or one.installed is None:
         return False
     asked, there = ([int(part) for part in re.findall(r"\d+", text)] for text in (pinned.group(1), one.installed))
-    return asked[0] == there[0] and there > asked
+    if one.name in BINDINGS and there[:1] != asked[:1]:
+        return str(there[0] if there else None) == (cuda_of_torch() or "").partition(".")[0]
+    if one.owner in ENGINES and not COMPILED.match(one.name):
+        return there > asked
+    keeps = MAY_BE_NEWER.match(one.name) is not None or one.name in BINDINGS
+    return keeps and asked[:1] == there[:1] and there > asked
 
 
 def overwritten(packages: dict[str, metadata.Distribution], wanted: set[str]) -> list[str]:
@@ -173,43 +210,70 @@ def overwritten(packages: dict[str, metadata.Distribution], wanted: set[str]) ->
     for name in sorted(wanted & set(packages)):
         base = re.sub(r"-cu\d+$", "", name)
         others = [one for one in packages if one != name and re.match(re.escape(base) + r"(?:-cu\d+)?$", one)]
-        for file in (packages[name].files or ()) if others else ():
-            path = str(file.locate())
-            if ".so" not in file.name or file.size is None or not os.path.exists(path):
-                continue
-            if os.path.getsize(path) != file.size:
-                found.append(
-                    f"{file} is not that of {name} {packages[name].version}: {' or '.join(others)} wrote over it"
-                )
-                break
+        files = (packages[name].files or ()) if others else ()
+        sized = [(one, _size(one)) for one in files if ".so" in one.name and one.size is not None]
+        wrong = [one for one, size in sized if size is not None and size != one.size]
+        if wrong:
+            own = f"{wrong[0]} is not that of {name} {packages[name].version}"
+            found.append(f"{own}: {' or '.join(others)} wrote over it")
     return found
 
 
-def built_for_cuda() -> bool:
-    """Whether torch is a CUDA build: a CPU stack goes without its engine's kernels."""
+def overlaid(packages: dict[str, metadata.Distribution]) -> list[str]:
+    """A mixture of two wheels at the paths where they differ; on newer cards also all files of the wrong one."""
+    if any(one not in packages for one in OVERLAID):
+        return []
+    base, newer = ({str(file): file for file in packages[one].files or ()} for one in OVERLAID)
+    shared = [one for one in sorted(set(base) & set(newer)) if _recorded(base[one]) != _recorded(newer[one])]
+    lost = [one for one in shared if _is_recorded(base[one]) and not _is_recorded(newer[one])]
+    whole = [one for one in shared if one not in lost and _is_recorded(newer[one])]
+    if not lost or not (whole or any(int(sm[:-1]) >= OVERLAY_NEEDED for sm in kit.sms())):
+        return []
+    told = f"{len(lost)} of {len(lost) + len(whole)} files of {OVERLAID[1]} are those of {OVERLAID[0]} ({lost[0]})"
+    return [f'{told}: pip install --force-reinstall --no-deps "{OVERLAID[1]}=={packages[OVERLAID[1]].version}"']
+
+
+def _size(file: metadata.PackagePath) -> int | None:
+    path = str(file.locate())
+    return os.path.getsize(path) if os.path.exists(path) else None
+
+
+def _recorded(file: metadata.PackagePath) -> str | None:
+    return file.hash.value if file.hash is not None and file.hash.mode == "sha256" else None
+
+
+def _is_recorded(file: metadata.PackagePath) -> bool:
+    """Whether the file there is the recorded one, by its size, and by its hash where it is small."""
+    size = _size(file)
+    if size is None or size > MOST_HASHED or size != file.size:
+        return size is not None and size == file.size
+    with open(str(file.locate()), "rb") as content:
+        digest = hashlib.sha256(content.read()).digest()
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode() == _recorded(file)
+
+
+def cuda_of_torch() -> str | None:
+    """The CUDA that torch is built for; None for another build. A CPU stack goes without its engine's kernels."""
     spec = importlib.util.find_spec("torch")
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        try:
-            with open(os.path.join(folder, "version.py"), encoding="utf-8") as file:
-                return re.search(r"""^cuda(?:: [^=\n]*)? = ["']\d""", file.read(), re.MULTILINE) is not None
-        except OSError:
-            continue
-    return False
+    path = os.path.join(os.path.dirname(spec.origin), "version.py") if spec and spec.origin else os.devnull
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = re.search(r"""^cuda(?:: [^=\n]*)? = ["'](\d[\d.]*)""", file.read(), re.MULTILINE)
+    except OSError:
+        return None
+    return found.group(1) if found else None
 
 
-def _flashinfer(packages: dict[str, metadata.Distribution]) -> None:
+def _flashinfer(packages: dict[str, metadata.Distribution]) -> dict[str, Any]:
     versions = {name: packages[name].version for name in FLASHINFER if name in packages}
-    kit.answer(versions=versions)
     if FLASHINFER[0] not in versions:
-        kit.absent("package", "flashinfer-python is not installed in this stack")
-    public = {version.partition("+")[0] for version in versions.values()}
+        return {"absent": ["package", "flashinfer-python is not installed in this stack"]}
     told = ", ".join(f"{name} {version}" for name, version in versions.items())
-    if len(public) > 1:  # flashinfer/jit/env.py refuses to be imported then
-        off = (
-            " (FLASHINFER_DISABLE_VERSION_CHECK hides it)" if os.environ.get("FLASHINFER_DISABLE_VERSION_CHECK") else ""
-        )
-        kit.defect("import.abi", f"{told}: all must be of one version{off}")
-    kit.answer(said=told)
+    if len({version.partition("+")[0] for version in versions.values()}) == 1:
+        return {"said": told}
+    # flashinfer/jit/env.py refuses to be imported.
+    off = " (FLASHINFER_DISABLE_VERSION_CHECK hides it)" if os.environ.get("FLASHINFER_DISABLE_VERSION_CHECK") else ""
+    return {"defect": ["import.abi", f"{told}: all must be of one version{off}"]}
 
 
 # ------------------------------------------------------------------------------------------------ reading requirements
