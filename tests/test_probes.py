@@ -648,20 +648,18 @@ def test_each_python_is_asked_itself_and_a_fault_of_the_host_is_asked_again(
 ) -> None:
     rig = fake_rig(n=1)
     rig.apply(monkeypatch)
-    monkeypatch.setenv("OWN_PYTHON", str(fake_python))
     source = """
-        import sys
-        from tests.standin import standin
         import os
+        from pathlib import Path
+        from tests.standin import standin
 
         @needs_gpus(1)
         @works
         def test_it(probe, stack):
-            rig = standin.open_rig(os.environ["GPUGUARD_FAKE_RIG"])
+            rig = standin.open_rig(Path(os.environ["GPUGUARD_FAKE_RIG"]))
             rig.gpu[0].leaked = (5 << 30) if stack.name == "fake" else 0
             probe("./look.py")
         """
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     result = claims(source, f"--gpuguard-stack=other={fake_python}", "--gpuguard-wait=1", ini="gpuguard_reclaim = 1s\n")
     result.stdout.fnmatch_lines(["INFRA *infra.dirty_gpu*", "HOLDS *answered in*"])
