@@ -643,26 +643,41 @@ def test_what_was_answered_elsewhere_is_no_answer_here(claims: Run, probed: Any)
     )
 
 
-def test_each_python_is_asked_itself_and_a_fault_of_the_host_is_asked_again(
-    claims: Run, probed: Any, fake_python: Path, fake_rig: FakeRigs, monkeypatch: pytest.MonkeyPatch
+def test_each_python_is_asked_itself(claims: Run, probed: Any, fake_python: Path) -> None:
+    other = f"--gpuguard-stack=other={fake_python.parent}/../bin/python"
+    claims(one("answer"), other).assert_outcomes(passed=2)
+    assert len(probed()) == 2
+
+
+def test_a_fault_of_the_host_is_asked_again(
+    claims: Run, probed: Any, fake_rig: FakeRigs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = fake_rig(n=1)
     rig.apply(monkeypatch)
-    source = """
+    rig.alloc(0, 5 << 30)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    result = claims(
+        """
         import os
         from pathlib import Path
         from tests.standin import standin
 
         @needs_gpus(1)
         @works
-        def test_it(probe, stack):
-            rig = standin.open_rig(Path(os.environ["GPUGUARD_FAKE_RIG"]))
-            rig.gpu[0].leaked = (5 << 30) if stack.name == "fake" else 0
+        def test_1(probe):
             probe("./look.py")
-        """
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
-    result = claims(source, f"--gpuguard-stack=other={fake_python}", "--gpuguard-wait=1", ini="gpuguard_reclaim = 1s\n")
-    result.stdout.fnmatch_lines(["INFRA *infra.dirty_gpu*", "HOLDS *answered in*"])
+
+        @needs_gpus(1)
+        @works
+        def test_2(probe):
+            for slot in standin.open_rig(Path(os.environ["GPUGUARD_FAKE_RIG"])).gpu[0].process:
+                slot.bytes = slot.pid = 0
+            probe("./look.py")
+        """,
+        "--gpuguard-wait=1",
+        ini="gpuguard_reclaim = 1s\n",
+    )
+    result.stdout.fnmatch_lines(["INFRA *test_1 *infra.dirty_gpu*", "HOLDS *test_2 *answered in*"])
 
 
 def test_a_probe_leaves_the_claims_own_server_alone(
