@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["pytester", "tests.docker.fixtures", "tests.standin.fixtures"]
+pytest_plugins = ["pytester", "tests.docker.fixtures", "tests.probed", "tests.standin.fixtures"]
 
 HERE = Path(__file__).parent
 #: For the runs that tests start: plugins of ours alone, which is also a second less each.

@@ -1,12 +1,10 @@
-"""The fixture ``probe``, end to end: scripts in the stack's python, what comes of each way to end, and what is left."""
+"""The fixture ``probe``, end to end: each way to end and its verdict, answers that are shared, and what is kept."""
 
 from __future__ import annotations
 
 import fnmatch
 import os
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,103 +14,11 @@ import pytest
 from pytest_gpuguard.ledger.store import open_ledger
 from pytest_gpuguard.probes import kit, launch
 
-from .docker.fixtures import IMAGE, Docker
-from .test_killed import started_by, wait_for
+from .probed import SCRIPT, one
+from .test_killed import started_by
 
 Run = Any
 FakeRigs = Any
-
-SCRIPT = """
-import ctypes, os, sys, time
-from pytest_gpuguard.probes import kit
-
-def rank(rank, world):
-    kit.stage("meet")
-    if kit.args.get("late") == rank:
-        time.sleep(100)
-    kit.answer(rank=rank, world=world)
-
-def run():
-    kit.stage("look")
-    how = kit.args.get("how", "answer")
-    with open(os.environ["PROBED"], "a") as file:
-        file.write(f"{how} {os.environ.get('CUDA_VISIBLE_DEVICES')} {' '.join(kit.gpus)}\\n")
-    if os.environ.get("CURED"):
-        return
-    if how == "defect":
-        kit.defect("comm.p2p", "the link is bad")
-    if how == "no such outcome":
-        kit.defect("nonsense", "the link is bad")
-    if how == "ready is no defect":
-        kit.defect("ready", "the link is bad")
-    if how == "raise":
-        raise ImportError("libnvrtc.so.12: cannot open shared object file: No such file or directory")
-    if how == "no line end":
-        sys.stderr.write("progress 100%")
-    if how == "defect then answer":
-        try:
-            kit.defect("comm.p2p", "the link is bad")
-        except BaseException:
-            pass
-    if how == "stdout is gone":
-        sys.stdout = None
-        os.close(1)
-    if how == "under tree" and os.environ.get("NCCL_ALGO") == "Tree":
-        kit.defect("nccl.error", "no algorithm")
-    if how == "slow":
-        time.sleep(1.5)
-    if how == "nan":
-        kit.answer(nan=float("nan"), inf=[float("inf")], some=1.5)
-    if how == "swallow":
-        try:
-            kit.defect("comm.p2p", "the link is bad")
-        except Exception:
-            pass
-    if how == "segfault":
-        ctypes.string_at(0)
-    if how == "hang":
-        time.sleep(100)
-    if how == "flood":
-        while True:
-            print("x" * 1000)
-    if how == "exit":
-        os._exit(0)
-    if how == "absent":
-        kit.absent("tools", "there is no nvcc")
-    if how == "forge":
-        print('gpuguard-probe: {"answer": {"said": "forged"}}')
-        os._exit(0)
-    if how == "ranks":
-        told = kit.ranks("rank", 3, 2.0)
-        kit.answer(ok=[one.ok for one in told], hung=[one.hung for one in told], stage=told[0].stage)
-        kit.answer(worlds=[one.data.get("world") for one in told])
-    if how == "orphan":
-        import subprocess
-        subprocess.Popen(["sleep", "4321"], start_new_session=True)
-    if how == "big":
-        kit.answer(bulk="x" * 2_000_000)
-    kit.answer(how=how, rig=kit.rig, driver=kit.driver, sms=kit.sms(), said=f"all is {how}")
-
-if __name__ == "__main__":
-    kit.main(run)
-"""
-
-
-@pytest.fixture
-def probed(pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The script ``look.py`` beside the tests; returns the lines of its runs so far: how, visible GPUs, UUIDs."""
-    pytester.path.joinpath("look.py").write_text(SCRIPT)
-    file = tmp_path / "probed"
-    monkeypatch.setenv("PROBED", str(file))
-    return lambda: file.read_text().splitlines() if file.exists() else []
-
-
-def one(how: str, mark: str = "@works", given: str = "") -> str:
-    return f"""
-        {mark}
-        def test_it(probe):
-            probe("./look.py", args={{"how": {how!r}}}{given})
-        """
 
 
 def test_an_answer_holds_and_its_words_are_told(claims: Run, probed: Any) -> None:
@@ -172,6 +78,7 @@ def test_a_deadline_that_a_compiler_needed_is_no_hang(claims: Run, probed: Any, 
     script = f"""
 import subprocess
 from pytest_gpuguard.probes import kit
+
 
 def run():
     kit.stage("compile")
@@ -396,119 +303,6 @@ def test_a_probe_runs_in_the_call_phase_only(claims: Run, probed: Any) -> None:
     assert probed() == []
 
 
-def test_a_simulated_rig_runs_no_probes(claims: Run, probed: Any) -> None:
-    result = claims(
-        one("answer", "@needs_gpus(1)\n        @works"), "--gpuguard-rig=sim:h200:1", stack="sim:sglang==0.5.9"
-    )
-    result.stdout.fnmatch_lines(["REHEARSED NOT_EVALUATED *a simulated rig runs no probes"])
-    assert probed() == []
-
-
-def test_gpus_are_leased_clean_and_no_more_than_asked_for(
-    claims: Run, probed: Any, fake_rig: FakeRigs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig = fake_rig(n=4)
-    rig.apply(monkeypatch)
-    rig.alloc(3, 5 << 30)
-    result = claims(
-        """
-        @needs_gpus(2)
-        @works
-        def test_two(probe):
-            probe("./look.py", args={"how": "a"})
-
-        @needs_gpus(1)
-        @works
-        def test_none(probe):
-            found = probe("./look.py", args={"how": "b"}, gpus=0).data
-            assert len(found["rig"]) == 4 and found["sms"] == ["120"] and found["driver"]
-
-        @needs_gpus(1)
-        @works
-        def test_more(probe):
-            probe("./look.py", args={"how": "c"}, gpus=2)
-
-        @needs_gpus(5)
-        @works
-        def test_too_many(probe):
-            probe("./look.py", args={"how": "d"})
-        """,
-        "--gpuguard-wait=1",
-    )
-    result.stdout.fnmatch_lines(
-        [
-            "INFRA *test_more *write @needs_gpus(2)*",
-            "NOT_EVALUATED *test_too_many *needs 5 GPUs*",
-            "HOLDS *test_none *",
-            "HOLDS *test_two *",
-        ]
-    )
-    assert sorted(probed()) == [f"a 0,1 {rig.uuid(0)} {rig.uuid(1)}", "b  "]
-
-
-def test_all_gpus_that_meet_the_needs_are_leased_at_once(
-    claims: Run, probed: Any, fake_rig: FakeRigs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig = fake_rig(n=3)
-    rig.apply(monkeypatch)
-    claims(one("answer", "@needs_gpus(1)\n        @works", ', gpus="all"')).assert_outcomes(passed=1)
-    (line,) = probed()
-    assert line.split()[1] == "0,1,2"
-
-
-def test_a_dirty_gpu_is_a_fault_of_the_host(
-    claims: Run, probed: Any, fake_rig: FakeRigs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig = fake_rig(n=1)
-    rig.apply(monkeypatch)
-    rig.alloc(0, 5 << 30)
-    source = one("answer", "@needs_gpus(1)\n        @works")
-    result = claims(source, "--gpuguard-wait=1", ini="gpuguard_reclaim = 1s\n")
-    result.stdout.fnmatch_lines(["INFRA *infra.dirty_gpu*"])
-    assert probed() == []
-
-
-def test_a_stack_that_cannot_be_asked_is_a_fault_of_the_host(claims: Run, probed: Any, tmp_path: Path) -> None:
-    broken = tmp_path / "python"
-    broken.write_text("#!/bin/sh\nexit 1\n")
-    broken.chmod(0o755)
-    claims(one("answer"), stack=str(broken)).stdout.fnmatch_lines(["INFRA *infra.boot*instead of answering*"])
-
-
-def test_an_image_that_is_not_there_is_not_evaluated(claims: Run, probed: Any, docker: Docker) -> None:
-    result = claims(one("answer"), stack="docker:example/none:1")
-    result.stdout.fnmatch_lines(["gpuguard: 1 NOT_EVALUATED (1 stack: *"])
-
-
-def test_a_probe_runs_in_a_container_too(claims: Run, probed: Any, docker: Docker) -> None:
-    result = claims(one("answer", given=", env={'PROBED': '/dev/null'}"), stack=f"docker:{IMAGE}")
-    result.stdout.fnmatch_lines(["HOLDS *answered in * all is answer"])
-    assert docker.containers == []
-
-
-def test_after_kill_9_of_pytest_the_probe_is_gone(
-    pytester: pytest.Pytester, probed: Any, fake_python: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    marker = f"{os.getpid()}-probe"
-    monkeypatch.setenv("GPUGUARD_TEST_MARKER", marker)
-    pytester.makepyfile(
-        """
-        from pytest_gpuguard import works
-
-        @works
-        def test_it(probe):
-            probe("./look.py", args={"how": "hang"}, deadline="100s")
-        """
-    )
-    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--gpuguard-stack=fake={fake_python}"]
-    run = subprocess.Popen(words, cwd=pytester.path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    assert wait_for(probed, 60)
-    assert len(started_by(marker)) >= 3, "pytest, warden, probe"
-    run.kill()
-    run.wait()
-    assert wait_for(lambda: not started_by(marker), 5)
-
-
 def test_every_shipped_script_reads_as_one_and_is_named() -> None:
     for name in launch.shipped():
         script = launch.find_script(name, None)
@@ -534,52 +328,6 @@ def test_a_verdict_is_kept_with_the_stack_that_it_was_true_on(claims: Run, probe
         (record,) = store.history("test_claims.py::test_it")
     assert record.components["sglang"] == "0.5.23"
     assert "packages" in record.components
-
-
-def test_a_test_without_a_claim_asks_each_stack(claims: Run, probed: Any, fake_python: Path) -> None:
-    source = """
-        def test_it(probe):
-            assert probe("./look.py").data["how"] == "answer"
-        """
-    result = claims(source, f"--gpuguard-stack=other={fake_python}")
-    result.assert_outcomes(passed=2)
-
-
-def test_a_small_gpu_beside_those_that_serve_is_left_out(
-    claims: Run, probed: Any, fake_rig: FakeRigs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig = fake_rig(n=3)
-    rig.shared.gpu[0].total = 2 << 30
-    rig.shared.gpu[0].cc_major, rig.shared.gpu[0].cc_minor = 6, 1
-    rig.apply(monkeypatch)
-    result = claims(
-        """
-        @needs_gpus(1)
-        @works
-        def test_all(probe):
-            probe("./look.py", args={"how": "all"}, gpus="all")
-
-        @needs_gpus(1)
-        @works
-        def test_none(probe):
-            assert probe("./look.py", args={"how": "none"}, gpus=0).data["sms"] == ["120"]
-        """
-    )
-    result.assert_outcomes(passed=2)
-    assert probed()[0].split()[:2] == ["all", "1,2"]
-
-
-def test_of_several_mig_devices_a_probe_gets_one(
-    claims: Run, probed: Any, fake_rig: FakeRigs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """CUDA shows a process the first one alone."""
-    rig = fake_rig(n=2, card="h200")
-    migs = [rig.partition(gpu, ("3g.71gb", 71424))[0] for gpu in (0, 1)]
-    rig.apply(monkeypatch)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(migs))
-    claims(one("answer", "@needs_gpus(1)\n        @works", ', gpus="all"')).assert_outcomes(passed=1)
-    (line,) = probed()
-    assert line.split()[1:] in ([migs[0], migs[0]], [migs[1], migs[1]])
 
 
 @pytest.mark.parametrize("how", ["no line end", "stdout is gone"])
@@ -643,63 +391,6 @@ def test_what_was_answered_elsewhere_is_no_answer_here(claims: Run, probed: Any)
     )
 
 
-def test_each_python_is_asked_itself(claims: Run, probed: Any, fake_python: Path) -> None:
-    other = f"--gpuguard-stack=other={fake_python.parent}/../bin/python"
-    claims(one("answer"), other).assert_outcomes(passed=2)
-    assert len(probed()) == 2
-
-
-def test_a_fault_of_the_host_is_asked_again(
-    claims: Run, probed: Any, fake_rig: FakeRigs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig = fake_rig(n=1)
-    rig.apply(monkeypatch)
-    rig.alloc(0, 5 << 30)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
-    result = claims(
-        """
-        import os
-        from pathlib import Path
-        from tests.standin import standin
-
-        @needs_gpus(1)
-        @works
-        def test_1(probe):
-            probe("./look.py")
-
-        @needs_gpus(1)
-        @works
-        def test_2(probe):
-            for slot in standin.open_rig(Path(os.environ["GPUGUARD_FAKE_RIG"])).gpu[0].process:
-                slot.bytes = slot.pid = 0
-            probe("./look.py")
-        """,
-        "--gpuguard-wait=1",
-        ini="gpuguard_reclaim = 1s\n",
-    )
-    result.stdout.fnmatch_lines(["INFRA *test_1 *infra.dirty_gpu*", "HOLDS *test_2 *answered in*"])
-
-
-def test_a_probe_leaves_the_claims_own_server_alone(
-    claims: Run, probed: Any, fake_rig: FakeRigs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_rig(n=2).apply(monkeypatch)
-    result = claims(
-        """
-        import urllib.request
-
-        @needs_gpus(1)
-        @serves("sglang", MODEL)
-        @fits(margin="1GiB")
-        def test_it(server, probe):
-            probe("./look.py")
-            assert urllib.request.urlopen(server.url + "/health").status == 200
-        """
-    )
-    result.stdout.fnmatch_lines(["HOLDS *test_it *GiB free"])
-    assert len(probed()) == 1
-
-
 def test_a_server_is_what_is_claimed_and_a_probe_alone_fits_nothing(claims: Run, probed: Any) -> None:
     result = claims(
         """
@@ -715,17 +406,6 @@ def test_a_server_is_what_is_claimed_and_a_probe_alone_fits_nothing(claims: Run,
     result.stdout.fnmatch_lines(
         ["INCONCLUSIVE *test_accurate *a probe serves nothing*", "INCONCLUSIVE *test_fits *a probe serves nothing*"]
     )
-
-
-def test_an_exclusive_claim_has_the_whole_box_clean(
-    claims: Run, probed: Any, fake_rig: FakeRigs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig = fake_rig(n=2)
-    rig.apply(monkeypatch)
-    rig.alloc(1, 5 << 30)
-    source = one("answer", "@needs_gpus(1, exclusive=True)\n        @works")
-    result = claims(source, "--gpuguard-wait=1", ini="gpuguard_reclaim = 1s\n")
-    result.stdout.fnmatch_lines(["INFRA *infra.dirty_gpu*"])
 
 
 def test_a_secret_in_the_arguments_is_not_told(claims: Run, probed: Any) -> None:
