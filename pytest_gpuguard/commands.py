@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from .evaluate import Evaluation
 
 _BOOT_TIMEOUT: Final = "5m"
+#: Lines with nothing in common: a pattern that is found in each says nothing of readiness.
+_ANY_LINES: Final = ("a", "Z 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ def _readiness(ready: str) -> Readiness:
         pattern = re.compile(text)
     except re.error as error:
         raise ClaimError(f"ready={text!r} is neither a path (/health) nor a regular expression: {error}") from None
-    if pattern.search(""):
+    if pattern.search("") or all(map(pattern.search, _ANY_LINES)):
         raise ClaimError(f"ready={text!r} is found in every line: name words that only a server that is up prints")
     return Readiness(line=pattern)
 

@@ -19,8 +19,11 @@ from pytest_gpuguard.claims.markers import MARKERS
 from pytest_gpuguard.claims.needs import Needs
 from pytest_gpuguard.diagnose import classify_text
 from pytest_gpuguard.facts.models import read_models
+from pytest_gpuguard.sim.gates import Scene, fired
+from pytest_gpuguard.sim.release import load_release
 
 from .conftest import own_ports
+from .log_evidence import STAMP, on_off, read
 
 ROOT = Path(__file__).parents[1]
 SUITE = ROOT / "suites" / "hopper"
@@ -84,6 +87,41 @@ def test_ids_are_used_once_and_models_are_those_of_blackwell() -> None:
     assert used <= set(read_models(BLACKWELL / "models.toml"))
     assert used <= {folder.name for folder in (BLACKWELL / "architectures").iterdir()}
     assert not list(SUITE.rglob("models.toml")), "gpuguard fetch takes the one file that there is in suites"
+
+
+@pytest.mark.parametrize(
+    ("name", "release", "expected"),
+    [
+        ("H2", "0.5.18", ["unsupported(trtllm_mha)"]),
+        ("H2", "0.5.19", ["fits"]),
+        ("H7", "0.5.13", ["fits"]),
+        ("H7", "0.5.14", ["uses(flashinfer_allreduce_fusion)"]),
+        ("H8", "0.5.13", ["uses(custom_allreduce)"]),
+        ("H8", "0.5.14", ["fits"]),
+        ("H8", "0.5.15", ["fits"]),
+        ("H8", "0.5.16", ["uses(custom_allreduce)"]),
+    ],
+)
+def test_what_is_expected_of_a_release_is_what_it_can_show(name: str, release: str, expected: list[str]) -> None:
+    (one,) = (one for one in CLAIMS if one.id == name)
+    found = one.claim.stated(lambda package: release if package == "sglang" else None)
+    assert [each.label for each in found] == expected
+
+
+@pytest.mark.parametrize("major", [9, 12])
+def test_trtllm_mha_is_refused_up_to_0_5_18_and_admitted_since(major: int) -> None:
+    def refused(release: str) -> bool:
+        given = {"--attention-backend": "trtllm_mha"}
+        scene = Scene(given, {}, "Qwen3ForCausalLM", major, True, 1, frozenset({"sglang"}))
+        return "trtllm_mha.rejected" in {each.rule.id for each in fired(load_release(release), scene)}
+
+    assert (refused("0.5.18"), refused("0.5.19")) == (True, False)
+
+
+def test_0_5_14_shows_the_fusion_on_sm90_by_its_log() -> None:
+    line = "FlashInfer AllReduce Fusion enabled and workspace initialized: backend=trtllm, rank=0, world_size=2"
+    shown = read(STAMP + line, version="0.5.14", majors=(9,))
+    assert on_off(shown) == {("flashinfer_allreduce_fusion", True)}
 
 
 def rehearsed(rig: str, *args: str) -> dict[str, tuple[str, str | None]]:

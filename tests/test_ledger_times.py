@@ -33,7 +33,12 @@ def took(run: int, seconds: Any, **changed: Any) -> Any:
 
 
 BAD: list[Any] = [None, [], {"boot": "x", "rest": 1}, {}, {"boot": 1.0, "rest": True}, {"boot": 1.0, "rest": -1}]
-BAD += [{"boot": None, "rest": 1e9}, {"boot": 10**400, "rest": 1.0}, {"boot": 1.0, "rest": 10**400}]
+BAD += [
+    {"boot": None, "rest": 1e9},
+    {"boot": 1e9, "rest": 1.0},
+    {"boot": 10**400, "rest": 1.0},
+    {"boot": 1.0, "rest": 10**400},
+]
 
 
 def test_what_claims_took_when_they_were_last_verified_is_read(url: str, tmp_path: Path) -> None:
@@ -125,7 +130,7 @@ class OnCards:
     @property
     def rig(self) -> Any:
         if self._cards is None:
-            raise HostFault("infra.driver", "no driver", "install one")
+            raise HostFault("infra.device", "no driver", "install one")
         return SimpleNamespace(usable=[SimpleNamespace(uuid=one) for one in self._cards])
 
     def cards(self, uuids: Sequence[str]) -> tuple[str, ...]:

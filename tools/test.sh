@@ -7,4 +7,6 @@ source tools/common.sh
 
 ensure_venv test
 ensure_cpu_stack
-exec .venv/bin/python -m pytest -n logical --maxprocesses=4 "$@"
+# Most tests wait for processes that they started: one worker more than there are cores.
+workers=$(($(nproc) < 3 ? $(nproc) + 1 : 4))
+exec .venv/bin/python -m pytest -n "$workers" "$@"

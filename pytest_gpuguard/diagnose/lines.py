@@ -19,7 +19,7 @@ PIECES: Final = 500
 
 _SEPARATOR: Final = re.compile(rb"[\r\n]")
 #: Also as syslog writes it.
-_ANSI: Final = re.compile(r"(?:\x1b|#033)\[[0-9;?]{0,16}[A-Za-z]")
+ANSI: Final = re.compile(r"(?:\x1b|#033)\[[0-9;?]{0,16}[A-Za-z]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ def peel(text: str) -> Peeled:
 
 def _peel(text: str) -> Peeled:
     if "\x1b" in text or "#033[" in text:
-        text = _ANSI.sub("", text)
+        text = ANSI.sub("", text)
     if text[:1].isspace() or not text:
         return Peeled("", "", False, text)
     outer = _CONTAINER.match(text)

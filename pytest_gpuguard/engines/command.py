@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..claims.layout import flag_value
 from ..claims.observation import LogReading
 from ..diagnose.blocks import HEADER
+from ..diagnose.lines import ANSI
 from .base import BootSpec, ServerFacts
 from .log import LogReader
 
@@ -116,7 +117,8 @@ class CommandReader(LogReader):
             return
         self._last.append(line)
         if not self._said and self._line is not None:
-            self._said = self._line.search(line.text[:_LINE_CHARS]) is not None
+            text = ANSI.sub("", line.text)[:_LINE_CHARS]  # uvicorn prints the address in bold
+            self._said = self._line.search(text) is not None
 
 
 class Command:
