@@ -85,7 +85,7 @@ class Remembering:
         """The same, for xdist's workers, where they are to plan by it."""
         from .packing.ledger_times import write_times
 
-        if self._settings.budget_s is not None or self._settings.pack:
+        if not self._settings.simulated and (self._settings.budget_s is not None or self._settings.pack):
             write_times(self.times(), folder)
 
     def share_before(self, folder: Path) -> None:
