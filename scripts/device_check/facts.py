@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from pytest_gpuguard.facts.faults import HostFault
 from pytest_gpuguard.facts.nvml import NvmlChild
 
 from .result import MIB, Device, Findings, gib
-from .work import Worker
+from .work import Worker, settled
 
 if TYPE_CHECKING:
     from pytest_gpuguard.facts.gpu import Gpu, Rig
@@ -166,6 +167,8 @@ def memory(device: Device) -> Findings:
     """NVML's v2 memory is what torch sees: total less the reserve, what is free, and what an allocation takes."""
     found = Findings()
     with NvmlChild() as child:
+        if not settled(found, child, device.uuid):
+            return found
         idle = child.memory([device.uuid])[device.uuid]
         with Worker(device.env) as worker:
             seen = worker.first
@@ -203,8 +206,13 @@ def memory(device: Device) -> Findings:
 
 
 def _processes(found: Findings, child: NvmlChild, device: Device, pid: int) -> None:
-    """Whether NVML names the process by the pid that we know it by: not in a container."""
-    listed = child.processes([device.uuid])[device.uuid]
+    """Whether NVML names the process by the pid that we know it by: not in a container. Figures only."""
+    try:
+        listed = child.processes([device.uuid])[device.uuid]
+    except HostFault as fault:
+        found.figures["processes_listed"] = None
+        found.figures["why"] = f"{fault.cause}. {fault.cure}"
+        return
     found.figures["processes_listed"] = len(listed)
     found.figures["our_pid_is_listed"] = pid in [one for one, _ in listed]
     found.figures["its_mib"] = next((used // MIB for one, used in listed if one == pid and used is not None), None)

@@ -26,6 +26,8 @@ ROUNDS: Final = 2
 _SIZE: Final = 8 << 30
 _HOLD_S: Final = 0.5
 _STEP_S: Final = 80.0
+#: For both to have taken their turns: a contender itself waits 90 s for a lease.
+_TURNS_S: Final = 120.0
 
 
 class Contender:
@@ -95,7 +97,8 @@ def leases(device: Device) -> Findings:
         free = child.memory([device.uuid])[device.uuid].free or 0
     pair = [Contender(device, locks, ROUNDS, min(_SIZE, free // 2), _HOLD_S) for _ in range(2)]
     try:
-        done = [one.finish() for one in pair]
+        until = time.monotonic() + _TURNS_S
+        done = [one.finish(max(0.1, until - time.monotonic())) for one in pair]
     finally:
         for one in pair:
             one.close()

@@ -67,8 +67,10 @@ def main(words: Sequence[str], script: str) -> int:
     given = parser.parse_args(list(words))
     if given.one is not None:
         return _one(given.one[0], Device(given.one[1], given.one[2], given.outdir))
+    began = time.monotonic()
     try:
         given.outdir.mkdir(parents=True, exist_ok=True)
+        (given.outdir / REPORT).unlink(missing_ok=True)  # of a run before this one
         (given.outdir / LOG).write_text("", encoding="utf-8")
     except OSError as error:
         print(
@@ -79,11 +81,14 @@ def main(words: Sequence[str], script: str) -> int:
     try:
         with idle_gpu() as (rig, gpu):
             _needs()
-            return _run(given.outdir, script, rig, gpu, _torch(gpu))
+            return _run(given.outdir, script, rig, gpu, _torch(gpu), began)
     except NoGpu as error:
         print(f"device-check: nothing was checked: {error}")
+        _write(given.outdir, {"ok": False, "why": f"nothing was checked: {error}", "checks": []}, "")
         return 2
     except KeyboardInterrupt:
+        if not (given.outdir / REPORT).exists():
+            _write(given.outdir, {"ok": False, "why": "stopped before the first check had ended", "checks": []}, "")
         print(f"device-check: stopped; what was found until then: {given.outdir / REPORT}")
         return 1
 
@@ -125,7 +130,9 @@ def idle_gpu() -> Iterator[tuple[Rig, Gpu]]:
             rig = child.rig()
             if not rig.leasable:
                 raise NoGpu(f"{rig.describe()}" + (f" ({rig.reason})" if rig.reason and rig.gpus else ""))
-            uuids = {gpu.uuid: gpu.device for gpu in rig.leasable}
+            uuids = {gpu.uuid: gpu.device for gpu in rig.leasable if not gpu.unified}
+            if not uuids:
+                raise NoGpu(f"unified memory: NVML tells nothing of it ({rig.describe()})")
             room = CleanRoom(
                 lambda asked: {one: child.memory([uuids[one]])[uuids[one]].used for one in asked},
                 lambda asked: {one: child.processes([uuids[one]])[uuids[one]] for one in asked},
@@ -184,8 +191,7 @@ def _torch(gpu: Gpu) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------ the run
 
 
-def _run(outdir: Path, script: str, rig: Rig, gpu: Gpu, torch: Mapping[str, Any]) -> int:
-    began = time.monotonic()
+def _run(outdir: Path, script: str, rig: Rig, gpu: Gpu, torch: Mapping[str, Any], began: float) -> int:
     report: dict[str, Any] = {
         "card": gpu.name,
         "sm": gpu.sm,

@@ -15,13 +15,16 @@ from pytest_gpuguard.facts.nvml import NvmlChild
 from pytest_gpuguard.measure.sampler import Sampler
 
 from .result import MIB, Device, Findings, gib
-from .work import Worker, command
+from .work import Worker, command, settled
 
 #: What each way of running out must be called.
 EXPECTED: Final = {"load": "oom.weights", "capture": "oom.graph_capture", "run": "oom.runtime"}
-_OOM_S: Final = 75.0
+#: Three of it, and three times _RECLAIM_S where memory does return, are within the deadlines of their checks.
+_OOM_S: Final = 45.0
 _SPIKES: Final = 10
 _SPIKE_S: Final = 0.02
+#: At most so much is allocated and freed at once: more takes a driver longer than the spike is to last.
+_SPIKE: Final = 4 * GIB
 _NEAR: Final = 64 * MIB
 #: How often memory is looked at after a kill, and for how long, in seconds.
 _LOOK_S: Final = 0.005
@@ -63,8 +66,11 @@ def out_of_memory(device: Device) -> Findings:
 
 
 def sampled(device: Device) -> Findings:
-    """The sampler's peak against torch's own, and spikes of 20 ms at the default of 50 Hz."""
+    """The sampler's peak against torch's own, and spikes that are held for 20 ms, at the default of 50 Hz."""
     found = Findings()
+    with NvmlChild() as child:
+        if not settled(found, child, device.uuid):
+            return found
     pids: set[int] = set()
     sampler = Sampler([device.uuid], ours=lambda: pids)
     sampler.start()
@@ -74,7 +80,7 @@ def sampled(device: Device) -> Findings:
             with NvmlChild() as child:
                 memory = child.memory([device.uuid])[device.uuid]
             free = worker.do("info")["free"]
-            base, spike = int(free * 0.25), int(free * 0.25)
+            base = spike = min(int(free * 0.25), _SPIKE)
             sampler.mark("base")
             worker.do("take", bytes=base)
             time.sleep(0.5)
@@ -97,16 +103,17 @@ def sampled(device: Device) -> Findings:
     caught = sum(abs(one - spike) <= _NEAR for one in seen)
     context = steady - base
     apart = peak.gib * GIB - (told["reserved"] + context)
+    took_ms = [round(one["all_s"] * 1e3, 1) for one in held]
     found.figures = {
         "torch_reserved_gib": gib(told["reserved"]),
         "torch_allocated_gib": gib(told["allocated"]),
         "context_mib": round(context / MIB),
         "sampled_peak_gib": round(peak.gib, 3),
         "apart_mib": round(apart / MIB, 1),
-        "spikes_of_20_ms_seen": caught,
+        "spikes_seen": caught,
         "spikes": _SPIKES,
         "spikes_held_ms": [round(one["held_s"] * 1e3, 1) for one in held],
-        "spikes_took_ms": [round(one["all_s"] * 1e3, 1) for one in held],
+        "spikes_took_ms": took_ms,
         "samples": peak.samples,
         "gaps": peak.gaps,
         "source": peak.source,
@@ -114,8 +121,9 @@ def sampled(device: Device) -> Findings:
     }
     found.expect(0 < context < 4 * GIB, f"the context would take {context / MIB:.0f} MiB, which cannot be")
     found.expect(abs(apart) <= _NEAR, f"the sampled peak is {apart / MIB:.0f} MiB off torch's reserve and the context")
-    found.expect(caught >= 0.8 * _SPIKES, f"only {caught} of {_SPIKES} spikes of 20 ms were seen")
-    found.headline = f"{apart / MIB:+.0f} MiB off torch's peak, {caught} of {_SPIKES} spikes of 20 ms seen"
+    spikes = f"{_SPIKES} spikes of at most {max(took_ms):.0f} ms"
+    found.expect(caught >= 0.8 * _SPIKES, f"only {caught} of {spikes} were seen")
+    found.headline = f"{apart / MIB:+.0f} MiB off torch's peak, {caught} of {spikes} seen"
     return found
 
 
@@ -127,6 +135,8 @@ def reclaim(device: Device) -> Findings:
         def used() -> int:
             return child.memory([device.uuid])[device.uuid].used or 0
 
+        if not settled(found, child, device.uuid):
+            return found
         idle = used()
         free = child.memory([device.uuid])[device.uuid].free or 0
         for name, size in (("1 GiB", GIB), ("half", free // 2), ("all", -GIB)):
@@ -148,7 +158,9 @@ def reclaim(device: Device) -> Findings:
             found.expect(
                 had > 0.8 * (abs(size) if size > 0 else free - 2 * GIB), f"{name}: only {gib(had)} GiB were taken"
             )
-            found.expect(left <= _NEAR, f"{name}: {left / MIB:.0f} MiB are still in use {_RECLAIM_S:g} s after kill -9")
+            late = f"{name}: {left / MIB:.0f} MiB are still in use {_RECLAIM_S:g} s after kill -9"
+            if not found.expect(left <= _NEAR, late):
+                break  # what is left would be part of the next, and there is time for one such wait only
     slowest = max((one["memory_back_s"] for one in found.figures.values()), default=0.0)
     found.headline = f"memory is back {slowest:.2f} s after kill -9 at most"
     return found

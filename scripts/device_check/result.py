@@ -13,6 +13,10 @@ from pytest_gpuguard.claims.units import GIB
 MIB: Final = 1 << 20
 #: What a clean GPU may have in use.
 BASELINE: Final = GIB
+#: The user's own settings of torch's allocator: with them it would not be the default one that is measured.
+_ALLOCATOR: Final = frozenset(
+    {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING", "CUDA_LAUNCH_BLOCKING"}
+)
 
 
 @dataclass
@@ -62,9 +66,10 @@ class Device:
 
     @property
     def env(self) -> dict[str, str]:
-        """The environment of processes that use it."""
+        """The environment of processes that use it, without settings that change how torch allocates."""
         order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": self.visible}
-        return {**os.environ, **order, "PYTHONUNBUFFERED": "1"}
+        ours = {name: value for name, value in os.environ.items() if name not in _ALLOCATOR}
+        return {**ours, **order, "PYTHONUNBUFFERED": "1"}
 
 
 def gib(nbytes: float) -> float:

@@ -11,10 +11,16 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from .result import BASELINE, Findings, gib
+
+if TYPE_CHECKING:
+    from pytest_gpuguard.facts.nvml import NvmlChild
 
 #: Names another script in the place of workload.py, for tests on machines without a GPU.
 STAND_IN: Final = "DEVICE_CHECK_WORKLOAD"
@@ -22,6 +28,9 @@ _WORKLOAD: Final = Path(__file__).with_name("workload.py")
 #: Importing torch and making a context may take so long on a cold machine, and an order.
 START_S: Final = 90.0
 ORDER_S: Final = 60.0
+#: How long memory of the check before may take to come back, and how often it is looked at, in seconds.
+SETTLE_S: Final = 20.0
+_LOOK_S: Final = 0.05
 
 
 class WorkFailed(RuntimeError):
@@ -31,6 +40,15 @@ class WorkFailed(RuntimeError):
 def command(*words: str) -> list[str]:
     """The command line of a workload."""
     return [sys.executable, os.environ.get(STAND_IN) or str(_WORKLOAD), *words]
+
+
+def settled(found: Findings, child: NvmlChild, uuid: str, seconds: float = SETTLE_S) -> bool:
+    """Wait until what the check before had is back, so that it is no part of this one's baseline; else a problem."""
+    until = time.monotonic() + seconds
+    while (used := child.memory([uuid])[uuid].used or 0) > BASELINE and time.monotonic() < until:
+        time.sleep(_LOOK_S)
+    said = f"{gib(used)} GiB were in use before this check began, {seconds:g} s long"
+    return found.expect(used <= BASELINE, said)
 
 
 class Worker:

@@ -57,27 +57,35 @@ def test_flash_attention_3_is_the_default_for_latent_attention() -> None:
 
 
 @needs_sm90
+@needs_package("sglang>=0.5.1")
 @one
 @serves("sglang", "qwen3-8b", SMALL, "--attention-backend trtllm_mha", portable=True)
-@unsupported("trtllm_mha", how="rejected", match="only supported on Blackwell GPUs", when="sglang<0.5.20")
-@fits(when="sglang>=0.5.20")
+@unsupported("trtllm_mha", how="rejected", match="only supported on Blackwell GPUs", when="sglang<0.5.19")
+@fits(when="sglang>=0.5.19")
 @claim(
     id="H2",
-    title="TensorRT-LLM's MHA kernels are Blackwell's until 0.5.20",
-    source=GATES,
+    title="TensorRT-LLM's MHA kernels are Blackwell's until 0.5.19",
+    source=f"{GATES}; since 0.5.19 sglang/srt/arg_groups/attention_hook.py",
     minutes=3,
 )
 def test_trtllm_mha() -> None:
-    """Since 0.5.20 the check takes SM90 as well, "Hopper (SM90), Blackwell (SM100), or SM120": a gate that moved."""
+    """Since 0.5.19 the check takes SM90 as well, "Hopper (SM90), Blackwell (SM100), or SM120": a gate that moved."""
 
 
 @needs_sm90
+@needs_package("sglang>=0.4.10")
 @one
 @serves("sglang", "qwen3-8b", SMALL, "--attention-backend trtllm_mla", portable=True)
 @unsupported("trtllm_mla", how="rejected", match="only supported on Blackwell GPUs")
-@claim(id="H3", title="TensorRT-LLM's MLA kernels are Blackwell's", source=GATES, recheck="2027-06-01", minutes=2)
+@claim(
+    id="H3",
+    title="TensorRT-LLM's MLA kernels are Blackwell's",
+    source=f"{GATES}; since 0.5.15 sglang/srt/arg_groups/overrides.py",
+    recheck="2027-06-01",
+    minutes=2,
+)
 def test_trtllm_mla() -> None:
-    """Refused with a text before anything is loaded, in every release; only the list in the text has grown."""
+    """Refused with a text before anything is loaded, since 0.4.10 knows the flag; only the list in it has grown."""
 
 
 # ---------------------------------------------------------------------------------------------- FP4 and FP8
