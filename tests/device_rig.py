@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from scripts.device_check.result import Device
+from scripts.device_check.served import PORTS
+
+from .conftest import own_ports
 
 FakeRigs = Any
 WORKLOAD = Path(__file__).with_name("device_workload.py")
@@ -53,6 +56,7 @@ def checked_rig(fake_rig: FakeRigs, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     found = fake_rig(n=1, card="h200")
     found.apply(monkeypatch)
     monkeypatch.setenv("DEVICE_CHECK_WORKLOAD", str(WORKLOAD))
+    monkeypatch.setenv(PORTS, own_ports())
     install_smi(tmp_path / "bin", monkeypatch, found)
     return found
 

@@ -40,7 +40,7 @@ class Holder:
         self._lies = os.environ.get("DEVICE_CHECK_LIES", "").split(",")
         self._slot = next(one for one in self._gpu.process if one.pid == 0)
         self._slot.start, self._slot.sticky = standin.start_time(os.getpid()), "sticky" in self._lies
-        self._slot.bytes = CONTEXT
+        self._slot.bytes = CONTEXT if "context" not in self._lies else 0
         self._slot.pid = os.getpid()
         self._most = self._taken = 0
 
@@ -50,8 +50,10 @@ class Holder:
 
     def info(self) -> dict[str, Any]:
         off = GIB if "total" in self._lies else 0
-        sizes = {"free": self._free(), "total": self._gpu.total - self._gpu.reserved - off}
-        return {**sizes, "torch": "none", "cuda": None, "allocated": self._most, "reserved": self._most}
+        free = self._free() - (GIB if "free" in self._lies else 0)
+        sizes = {"free": free, "total": self._gpu.total - self._gpu.reserved - off}
+        reserved = self._most + (GIB if "peak" in self._lies else 0)
+        return {**sizes, "torch": "none", "cuda": None, "allocated": self._most, "reserved": reserved}
 
     def _grow(self, nbytes: int) -> None:
         self._taken += nbytes
@@ -66,7 +68,7 @@ class Holder:
         self._grow(bytes)
         time.sleep(seconds)
         self._grow(-bytes)
-        return {"held_s": seconds, "all_s": seconds}
+        return {"held_s": seconds, "all_s": 0.137 if "slow" in self._lies else seconds}
 
 
 def main(words: list[str]) -> None:

@@ -17,12 +17,12 @@ from pytest_gpuguard.commands import read_order
 from pytest_gpuguard.engines import boot as boot_module
 from pytest_gpuguard.engines.base import BootSpec
 from pytest_gpuguard.engines.boot import Boot, Limits
-from pytest_gpuguard.engines.command import Command
+from pytest_gpuguard.engines.command import Command, CommandReader
 from pytest_gpuguard.facts.lease import Lease, PortRange
 from pytest_gpuguard.lease.ports import lease_ports
 
 from .conftest import own_ports
-from .test_command_server import SERVER
+from .test_command_server import SERVER, FakeRigs, Run, run
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,9 @@ from .test_command_server import SERVER
         ({"ready": "/a b"}, "is not a path"),
         ({"ready": "(unclosed"}, "neither a path"),
         ({"ready": ".*"}, "is found in every line"),
+        ({"ready": "."}, "is found in every line"),
+        ({"ready": r"^\w"}, "is found in every line"),
+        ({"ready": r"\S+"}, "is found in every line"),
         ({"boot_timeout": "soon"}, "is not a duration"),
         ({"model": " "}, "is not text"),
     ],
@@ -48,6 +51,43 @@ from .test_command_server import SERVER
 def test_bad_arguments_are_refused_with_the_cure(given: dict[str, Any], said: str) -> None:
     with pytest.raises(TypeError, match=re.escape(said)):
         read_order(**{"argv": ["serve"], **given})
+
+
+def ready_by(pattern: str, output: bytes) -> bool | None:
+    reader = CommandReader(read_order(["serve"], ready=pattern).ready)
+    reader.feed(output)
+    return reader.reading().ready_line
+
+
+def test_a_line_is_a_whole_one_of_any_colour_and_only_its_beginning_is_searched() -> None:
+    bold = b"INFO:     Uvicorn running on \x1b[1mhttp://127.0.0.1:80\x1b[0m (Press CTRL+C to quit)\n"
+    assert ready_by("running on http://", bold)
+    assert ready_by("^up$", b"\x1b[1;32mup\x1b[0m\n")
+    assert not ready_by("^up", b"up 10 %\rdown\n"), "a progress bar overwrote it"
+    assert not ready_by("^up", b"up 10 %\r"), "nothing has ended it yet"
+    assert not ready_by("up$", b"x" * 4000 + b"up\n")
+    assert ready_by("up$", b"\x1b[1mx\x1b[0m" * 1000 + b"up\n"), "colours are not counted"
+
+
+@pytest.mark.parametrize("status", [201, 204, 302, 401, 503])
+def test_only_200_says_that_a_command_is_ready(status: int) -> None:
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Answers)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        spec = BootSpec("command", "s", sys.executable, "serve", ("serve",))
+        command = Command(read_order(["serve"]).ready)
+        assert not command.ask(f"http://127.0.0.1:{server.server_port}", spec, 5.0).healthy
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def observe(folder: Path, *words: str, ready: str = "/health", port: int | None = None, s: float = 20) -> Observation:
@@ -155,3 +195,34 @@ def test_a_port_that_is_free_again_is_not_asked_over_ipv6_by_mistake() -> None:
     spec = BootSpec("command", "s", sys.executable, "serve", ("serve", "--host", "::"))
     facts = Command(order.ready).ask(f"http://[::1]:{port}", spec, 1.0)
     assert (facts.healthy, facts.listens) == (False, False)
+
+
+def test_a_command_of_a_claim_that_is_to_be_alone_keeps_the_whole_box(
+    claims: Run, fake_rig: FakeRigs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake_rig(n=2).apply(monkeypatch)
+    server = tmp_path / "serve.py"
+    server.write_text(SERVER)
+    result = run(
+        claims,
+        f"SERVER = {str(server)!r}\n",
+        """
+        from pytest_gpuguard.lease.flocks import LeaseTimeout
+        from pytest_gpuguard.lease.gpus import lease_gpus
+
+        def other(rig, one):
+            return [gpu.uuid for gpu in rig.gpus if gpu.uuid not in one.observation.gpus]
+
+        @needs_gpus(1, exclusive=True)
+        def test_alone(command_server, rig):
+            one = command_server(["python", SERVER, "{port}"])
+            with pytest.raises(LeaseTimeout):
+                lease_gpus(other(rig, one), 1)
+
+        @needs_gpus(1)
+        def test_beside_others(command_server, rig):
+            with lease_gpus(other(rig, command_server(["python", SERVER, "{port}"])), 1) as lease:
+                assert len(lease.uuids) == 1
+        """,
+    )
+    result.assert_outcomes(passed=2)

@@ -11,6 +11,8 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import pytest
 
 from pytest_gpuguard.facts.nvml import query_rig
 from scripts.device_check import main
-from scripts.device_check.result import Device, Findings
+from scripts.device_check.result import Device, Findings, Result
 
 from .test_killed import started_by, wait_for
 
@@ -74,14 +76,77 @@ def test_a_whole_run_needs_no_installation_and_none_of_the_modules_that_a_torch_
     assert sorted(os.listdir(tmp_path / "out")) == [main.REPORT, main.LOG]
 
 
+def test_a_run_of_which_one_check_does_not_hold_says_which_and_exits_with_1(checked_rig: Any, tmp_path: Path) -> None:
+    done = run(tmp_path / "out", {**os.environ, "DEVICE_CHECK_LIES": "total"})
+    assert done.returncode == 1, done.stdout + done.stderr
+    report = json.loads((tmp_path / "out" / main.REPORT).read_text())
+    assert report["ok"] is False
+    assert [one["name"] for one in report["checks"] if not one["ok"]] == ["memory"]
+    assert "FAIL memory " in done.stdout
+    assert "7 of 8 checks hold" in done.stdout
+
+
 def test_it_is_executable_and_begins_with_a_python() -> None:
     assert SCRIPT.stat().st_mode & stat.S_IXUSR
     assert SCRIPT.read_text().startswith("#!/usr/bin/env python3\n")
 
 
 def test_without_a_gpu_it_says_so_and_exits_with_2(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / main.REPORT).write_text('{"ok": true, "checks": []}')
     done = run(tmp_path / "out")
-    assert (done.returncode, done.stdout) == (2, "device-check: nothing was checked: no GPUs (no NVIDIA driver)\n")
+    why = "nothing was checked: no GPUs (no NVIDIA driver)"
+    assert (done.returncode, done.stdout) == (2, f"device-check: {why}\n")
+    assert json.loads((tmp_path / "out" / main.REPORT).read_text()) == {"ok": False, "why": why, "checks": []}
+
+
+def test_a_run_that_is_stopped_before_its_first_check_leaves_no_report_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped() -> Any:
+        assert not (tmp_path / main.REPORT).exists(), "whoever kills the run finds no report of another either"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("signal.signal", lambda *given: None)
+    monkeypatch.setattr(main, "idle_gpu", stopped)
+    (tmp_path / main.REPORT).write_text('{"ok": true, "checks": []}')
+    assert main.main([str(tmp_path)], str(SCRIPT)) == 1
+    report = json.loads((tmp_path / main.REPORT).read_text())
+    assert (report["ok"], report["checks"]) == (False, [])
+    assert "before the first check" in report["why"]
+
+
+def test_the_time_of_a_run_begins_before_a_gpu_is_looked_for_and_bounds_every_check(
+    checked_rig: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[float] = []
+
+    def check(script: str, name: str, gpu: Any, scratch: Path, deadline_s: float) -> tuple[Result, str]:
+        given.append(deadline_s)
+        return Result(name, True, 0.0, "as it should be"), ""
+
+    @contextmanager
+    def slow() -> Iterator[tuple[Any, Any]]:
+        time.sleep(1.5)
+        rig = query_rig()
+        yield rig, rig.gpus[0]
+
+    monkeypatch.setattr("signal.signal", lambda *given: None)
+    monkeypatch.setattr(main, "run_check", check)
+    monkeypatch.setattr(main, "idle_gpu", slow)
+    monkeypatch.setattr(main, "TOTAL_S", 50.0)
+    assert main.main([str(tmp_path)], str(SCRIPT)) == 0
+    assert len(given) == len(main.CHECKS)
+    assert all(30 < one <= 48.5 for one in given), given
+    monkeypatch.setattr(main, "TOTAL_S", 1000.0)
+    assert main.main([str(tmp_path)], str(SCRIPT)) == 0
+    assert given[len(main.CHECKS) :] == [deadline_s for _, _, deadline_s in main.CHECKS.values()]
+
+
+def test_a_gpu_whose_memory_is_the_hosts_is_refused(checked_rig: Any) -> None:
+    checked_rig.shared.gpu[0].memory_unsupported = 1
+    with pytest.raises(main.NoGpu, match="unified memory: NVML tells nothing of it"), main.idle_gpu():
+        pass
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_is_done(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 from pytest_gpuguard.diagnose import classify_text
 from scripts.device_check import memory, served, workload
 
+from .conftest import own_ports
 from .needs import need
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -105,7 +106,7 @@ def test_the_workload_does_what_it_is_told_and_runs_out_of_memory_in_the_named_p
 
 
 def test_the_meter_counts_what_a_torch_server_on_the_cpu_counts_itself(python: str, tmp_path: Path) -> None:
-    found = served.run_claims(tmp_path / "run", 0, "cpu", [], dict(os.environ), python)
+    found = served.run_claims(tmp_path / "run", 0, "cpu", [], {**os.environ, served.PORTS: own_ports()}, python)
     assert found.problems == [], found.log
     for row in found.figures["toks"]:
         assert row["meter"] == pytest.approx(row["server"], rel=0.02)

@@ -48,9 +48,10 @@ def main(words: Sequence[str]) -> None:
                 say("taken", used=used([uuid])[uuid])
                 time.sleep(hold_s)
                 say("ending")
+            gone = time.monotonic()  # before the lock is: whoever waits may have it before take_back returns
             ours = {mine.pid: mine.start} if mine is not None else {}
             leak = take_back(lease, room, "after the check", ours=ours)
-            say("given_back", leak=leak)
+            say("given_back", at=gone, leak=leak)
 
 
 if __name__ == "__main__":

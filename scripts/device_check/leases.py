@@ -25,6 +25,8 @@ _SCRIPTS: Final = Path(__file__).resolve().parent.parent
 ROUNDS: Final = 2
 _SIZE: Final = 8 << 30
 _HOLD_S: Final = 0.5
+#: So long the heir waits before the holder is killed.
+_WAIT_S: Final = 2.0
 _STEP_S: Final = 80.0
 #: For both to have taken their turns: a contender itself waits 90 s for a lease.
 _TURNS_S: Final = 120.0
@@ -149,7 +151,7 @@ def _killed(found: Findings, device: Device, locks: Path) -> None:
         if not found.expect(taken is not None, "the holder to be killed did not take its memory"):
             return
         heir = Contender(device, locks, 1, BASELINE * 2, 0.0)
-        time.sleep(2.0)
+        time.sleep(_WAIT_S)
         found.expect(not heir.events, "the heir had the GPU while it was held")
         killed = time.monotonic()
         holder.process.send_signal(signal.SIGKILL)

@@ -109,6 +109,7 @@ def sampled(device: Device) -> Findings:
         "torch_allocated_gib": gib(told["allocated"]),
         "context_mib": round(context / MIB),
         "sampled_peak_gib": round(peak.gib, 3),
+        "spike_gib": gib(spike),
         "apart_mib": round(apart / MIB, 1),
         "spikes_seen": caught,
         "spikes": _SPIKES,

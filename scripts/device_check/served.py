@@ -18,6 +18,8 @@ from .work import STAND_IN, command
 from .workload import die_with_parent
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+#: A range of ports for pytest in the place of the usual one, for tests that have lock folders of their own.
+PORTS: Final = "DEVICE_CHECK_PORTS"
 SERVER: Final = Path(__file__).with_name("server.py")
 _RUN_S: Final = 150.0
 _WINDOW_S: Final = 3.0
@@ -86,7 +88,8 @@ def run_claims(
         gpus=gpus, python=python, device=device, server=str(SERVER), oom=oom, near=_NEAR, window_s=_WINDOW_S
     )
     (folder / "test_served.py").write_text(test, encoding="utf-8")
-    (folder / "pytest.ini").write_text("[pytest]\ngpuguard_log_dir = logs\n", encoding="utf-8")
+    ports = f"gpuguard_ports = {env[PORTS]}\n" if env.get(PORTS) else ""
+    (folder / "pytest.ini").write_text(f"[pytest]\ngpuguard_log_dir = logs\n{ports}", encoding="utf-8")
     try:
         done = subprocess.run(
             pytest_command("--junitxml", "junit.xml", "test_served.py"),
