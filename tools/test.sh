@@ -7,6 +7,4 @@ source tools/common.sh
 
 ensure_venv test
 ensure_cpu_stack
-# Most tests wait for processes that they started: one worker more than there are cores.
-workers=$(($(nproc) < 3 ? $(nproc) + 1 : 4))
-exec .venv/bin/python -m pytest -n "$workers" "$@"
+exec .venv/bin/python -m pytest -n logical --maxprocesses=4 "$@"
