@@ -132,16 +132,23 @@ def _ask(evaluation: Evaluation, asked: Asked, on_wait: Callable[[str], None] | 
 def _choice(evaluation: Evaluation, asked: Asked) -> tuple[GpuChoice, int]:
     if asked.gpus == 0:
         return GpuChoice(()), 0
+    rig = evaluation.session.rig
     if asked.gpus is not None:
-        return evaluation.gpus_for(asked.gpus), asked.gpus
-    needs, rig = evaluation.claim.needs, evaluation.session.rig
+        return _serving(evaluation.gpus_for(asked.gpus), asked.gpus, rig), asked.gpus
+    needs = evaluation.claim.needs
     least = max(needs.gpus, 1)
     for count in range(len(rig.leasable), least, -1):
         more = select_gpus(needs, count, rig, arch_of)  # for that many: of MIG devices a process gets one
         choice = more.choice.without(minor(rig))
         if not more.unmet and choice.pick(choice.uuids, count) is not None:
             return choice, count
-    return select_gpus(needs, least, rig, arch_of).choice, least
+    return _serving(select_gpus(needs, least, rig, arch_of).choice, least, rig), least
+
+
+def _serving(choice: GpuChoice, count: int, rig: Rig) -> GpuChoice:
+    """The choice without GPUs that only drive a display, where enough others are left."""
+    rest = choice.without(minor(rig))
+    return rest if rest.pick(rest.uuids, count) is not None else choice
 
 
 def minor(rig: Rig) -> tuple[str, ...]:

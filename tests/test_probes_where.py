@@ -164,6 +164,18 @@ def test_a_small_gpu_beside_those_that_serve_is_left_out(
     assert probed()[0].split()[:2] == ["all", "1,2"]
 
 
+@pytest.mark.parametrize("asked", [', gpus="all"', ""])
+def test_where_one_gpu_serves_it_is_the_one(
+    claims: Run, probed: Any, fake_rig: FakeRigs, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    rig = fake_rig(n=2)
+    rig.shared.gpu[0].total = 2 << 30
+    rig.apply(monkeypatch)
+    claims(one("answer", "@needs_gpus(1)\n        @works", asked)).assert_outcomes(passed=1)
+    (line,) = probed()
+    assert line.split()[1] == "1"
+
+
 def test_of_several_mig_devices_a_probe_gets_one(
     claims: Run, probed: Any, fake_rig: FakeRigs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
