@@ -103,7 +103,20 @@ def claims(pytester: pytest.Pytester, fake_python: Path, model: Path) -> Run:
     return run
 
 
+#: Tests in which speeds are measured: not while a real server has all cores.
+TIMED = ("test_comparing", "test_measuring", "test_meter", "test_gather", "test_device_check", "test_false_verdicts")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Real servers first: one worker boots them one after the other, and the others must not wait for it at the end."""
-    items.sort(key=lambda item: item.get_closest_marker("real_server") is None)
+    """Real servers first: one worker boots them one after the other, and the others must not wait for it at the end.
+
+    What measures speeds comes last, when they are done.
+    """
+
+    def place(item: pytest.Item) -> int:
+        if item.get_closest_marker("real_server") is not None:
+            return 0
+        return 2 if item.path.stem.startswith(TIMED) else 1
+
+    items.sort(key=place)

@@ -20,7 +20,7 @@ COMPARED = """
     @needs_gpus(1)
     @at(400)
     @fits
-    @compare(other=at(50), ratio=">1.5", **LOAD)
+    @compare(other=at(50), ratio=">1.1", **LOAD)
     def test_faster(server):
         assert server.generate("still up")
 
@@ -38,7 +38,7 @@ def test_two_servers_are_compared_at_once_where_there_is_room_and_in_turns_elsew
     fake_rig(n=gpus).apply(monkeypatch)
     result = loaded(claims, COMPARED, "-v")
     lines(result, "CONTRADICTED (worse) *test_slower *× the other's tok/s (*, claimed >0.9")
-    lines(result, "HOLDS *test_faster*", "*HOLDS: compare(ratio>1.5, *× the other's tok/s (*, claimed >1.5")
+    lines(result, "HOLDS *test_faster*", "*HOLDS: compare(ratio>1.1, *× the other's tok/s (*, claimed >1.1")
     assert len(gpus_of(boots())) == (4 if gpus == 2 else 6)  # in turns A B A
     assert len(set(gpus_of(boots()))) == gpus
     how = "both up at once" if gpus == 2 else "one after the other on the same GPUs"
@@ -54,7 +54,7 @@ def test_a_comparison_that_must_be_alone_is_made_in_turns(
         """
         @needs_gpus(1)
         @at(400)
-        @compare(other=at(50), ratio=">1.5", together=False, **LOAD)
+        @compare(other=at(50), ratio=">1.1", together=False, **LOAD)
         def test_alone(): ...
         """,
     )
@@ -95,12 +95,12 @@ def test_others_that_differ_by_their_environment_are_other_servers(
         """
         @needs_gpus(1)
         @at(200)
-        @compare(other=at(25), ratio=">1.5", **LOAD)
+        @compare(other=at(25), ratio=">1.1", **LOAD)
         def test_slow_other(): ...
 
         @needs_gpus(1)
         @at(200)
-        @compare(other=at(2000), ratio=">1.5", **LOAD)
+        @compare(other=at(2000), ratio=">1.1", **LOAD)
         def test_fast_other(): ...
         """,
     )
@@ -143,7 +143,7 @@ def test_a_gpu_that_is_lost_in_a_comparison_is_the_hosts_fault(
         f"""
         @needs_gpus(1)
         @at(400)
-        @compare(other=at(50), ratio=">1.5", together={together}, **LOAD)
+        @compare(other=at(50), ratio=">1.1", together={together}, **LOAD)
         def test_lost(): ...
         """,
     )
@@ -252,7 +252,7 @@ def test_the_server_that_is_not_measured_is_idle(
         """
         @needs_gpus(1)
         @at(400)
-        @compare(other=at(50), ratio=">1.5", **LOAD)
+        @compare(other=at(50), ratio=">1.1", **LOAD)
         def test_quiet(): ...
         """,
     )
@@ -271,7 +271,7 @@ def test_cards_of_another_kind_are_no_room(
         """
         @needs_gpus(1)
         @at(400)
-        @compare(other=at(50), ratio=">1.5", **LOAD)
+        @compare(other=at(50), ratio=">1.1", **LOAD)
         def test_mixed(): ...
         """,
     )
