@@ -5,19 +5,17 @@ Nothing here decides a verdict, and nothing is downloaded: models are fetched be
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-from pytest_gpuguard.facts.models import ModelsFileError, read_models
 from pytest_gpuguard.facts.stackref import StackRef
 from pytest_gpuguard.options import Config
 from pytest_gpuguard.plugin import runner_of
+from pytest_gpuguard.suite_models import SuiteModels
 
 HERE = Path(__file__).parent
-ARCHITECTURES = HERE / "architectures"
-MODELS = HERE / "models.toml"
+MODELS = SuiteModels(HERE)
 #: What a rehearsal runs where nobody names a stack: the releases whose words the notes quote. Kimi-K2.5 and the flag
 #: ``--moe-a2a-backend flashinfer`` came with 0.5.9; the crash of FlashInfer's allreduce is one of 0.5.6 and 0.5.7.
 REHEARSED = StackRef("sglang-0.5.9", "sim:sglang==0.5.9")
@@ -33,23 +31,8 @@ def pytest_gpuguard_stack(item: pytest.Item) -> StackRef | None:
 
 
 def pytest_gpuguard_model(item: pytest.Item, model: str) -> str | None:
-    """A simulated rig reads the numbers in ``architectures``; a real one what ``models.toml`` names.
-
-    A name that the ini option gpuguard_models has is the user's own, and wins on a real rig.
-    """
-    settings = _settings(item)
-    if settings.simulated:
-        folder = ARCHITECTURES / model
-        return str(folder) if folder.is_dir() else None
-    return None if model in dict(settings.models) else _models().get(model)
-
-
-@cache
-def _models() -> dict[str, str]:
-    try:
-        return read_models(MODELS)
-    except ModelsFileError as error:
-        raise pytest.UsageError(str(error)) from None
+    """Where a claim's model is, see ``SuiteModels``."""
+    return MODELS.find(_settings(item), model)
 
 
 def _settings(item: pytest.Item) -> Config:
