@@ -25,7 +25,7 @@ from .facts.choice import RIG_FORMS
 from .preflight_tell import PIPE, title_of
 
 _HERE: Final = Path(__file__).resolve().parent
-#: pytest's own: all passed, some failed, nothing to run. 13 of ours: see docs/premerge.md.
+#: pytest's status when there was nothing to run.
 _NOTHING: Final = 5
 #: How a verdict is told in the table.
 STATES: Final[Mapping[str, str]] = {

@@ -163,6 +163,19 @@ def test_the_third_undecided_run_in_a_row_on_one_stack_fails(claims: Run, monkey
     assert "1 inconclusive" in results[3].stdout.str()
 
 
+def test_a_rehearsal_that_decides_nothing_may_be_repeated(on: Run) -> None:
+    """Its stand-in only repeats the argument that it was given: no evidence, however often it is asked."""
+    source = (
+        '@serves("sglang", DENSE, "--attention-backend triton --mem-fraction-static 0.8")\n'
+        '@uses("attention_backend=triton")\ndef test_asked(): ...\n'
+    )
+    for _ in range(4):
+        result = on("sglang==0.5.9", source=source)
+        result.stdout.fnmatch_lines(["REHEARSED INCONCLUSIVE *only repeats the argument*"])
+        assert result.ret == 0
+        assert "in a row" not in result.stdout.str()
+
+
 def test_a_ledger_that_cannot_be_opened_sends_the_run_to_a_spool(on: Run) -> None:
     Path("broken.sqlite").write_text("this is no database, and long enough to be told from one that is empty")
     result = on("sglang==0.5.7", "--gpuguard-ledger=broken.sqlite")

@@ -100,7 +100,12 @@ class LedgerWriter:
         return found
 
     def undecided(self, data: Mapping[str, Any]) -> int:
-        """The runs in a row before this one that could not decide the claim, on the same stack and rig."""
+        """The runs in a row before this one that could not decide the claim, on the same stack and rig.
+
+        None of a rehearsal: what a stand-in cannot show it will not show the third time either.
+        """
+        if self.kind == "rehearsed":
+            return 0
         own = self.run.id if self.run is not None else None
         try:
             past = self.store.history(data["key"]) if self.store is not None else ()
